@@ -1,0 +1,1 @@
+"""Kernels, boundaries, traffic and reasons, read from HLO text."""
