@@ -1,0 +1,115 @@
+"""What this machine and this installation can compile for, found out without noise."""
+
+import contextlib
+import ctypes
+import functools
+import importlib.metadata
+import importlib.util
+import os
+import sys
+import tempfile
+from collections.abc import Iterator
+
+from fusejax.errors import UsageError
+
+_PLUGIN = "jax-cuda13-plugin"
+_INSTALL = "pip install 'fusejax[aot]'"
+
+
+@functools.cache
+def gpu_present() -> bool:
+    """Whether the NVIDIA driver is loaded and shows a device. Does not import JAX."""
+    try:
+        driver = ctypes.CDLL("libcuda.so.1")
+    except OSError:
+        return False
+    count = ctypes.c_int(0)
+    return (
+        driver.cuInit(0) == 0
+        and driver.cuDeviceGetCount(ctypes.byref(count)) == 0
+        and count.value > 0
+    )
+
+
+def prefer_quiet_cpu() -> None:
+    """On a machine without a GPU, keep JAX from looking for one. Call before importing JAX.
+
+    Without this, JAX logs a traceback about cuDNN when it finds the CUDA plugin but no GPU, and the
+    plugin refuses to register its compiler.
+    """
+    if not gpu_present():
+        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+
+
+def cuda_backend_works() -> bool:
+    """Whether this process's JAX can run programs on a GPU."""
+    import jax
+
+    try:
+        return bool(jax.devices("cuda"))
+    except RuntimeError:
+        return False
+
+
+def missing_compiler() -> str | None:
+    """What compiling without a device lacks here, in words, or None where it lacks nothing."""
+    try:
+        plugin = importlib.metadata.version(_PLUGIN)
+    except importlib.metadata.PackageNotFoundError:
+        return f"the extra 'aot' is not installed ({_INSTALL})"
+    jaxlib = importlib.metadata.version("jaxlib")
+    if plugin != jaxlib:
+        return (
+            f"{_PLUGIN} {plugin} does not belong to jaxlib {jaxlib} "
+            f"(pip install '{_PLUGIN}=={jaxlib}')"
+        )
+    if importlib.util.find_spec("jax_plugins.xla_cuda13") is None:
+        return f"{_PLUGIN} is installed but cannot be imported ({_INSTALL})"
+    return None
+
+
+def require_compiler(target: str) -> None:
+    """Raises UsageError where programs cannot be compiled for a card that is not there."""
+    missing = missing_compiler()
+    if missing is not None:
+        raise UsageError(f"--target {target!r} cannot be compiled for: {missing}")
+
+
+def register_cuda_compiler() -> None:
+    """Registers the CUDA plugin in a process whose JAX came up without it; else does nothing."""
+    import jax
+    import jax_plugins.xla_cuda13
+
+    previous = os.environ.get("JAX_SKIP_CUDA_CONSTRAINTS_CHECK")
+    os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = "1"
+    try:
+        with silent_stderr():
+            jax_plugins.xla_cuda13.initialize()
+    except jax.errors.JaxRuntimeError as error:
+        if "ALREADY_EXISTS" not in str(error):
+            raise
+    finally:
+        if previous is None:
+            del os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"]
+        else:
+            os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = previous
+
+
+@contextlib.contextmanager
+def silent_stderr() -> Iterator[None]:
+    """Holds back what native code writes to stderr; shows it only where the block fails."""
+    sys.stderr.flush()
+    saved = os.dup(2)
+    with tempfile.TemporaryFile() as held:
+        os.dup2(held.fileno(), 2)
+        failed = True
+        try:
+            yield
+            failed = False
+        finally:
+            sys.stderr.flush()
+            os.dup2(saved, 2)
+            os.close(saved)
+            if failed:
+                held.seek(0)
+                os.write(2, held.read())

@@ -1,0 +1,165 @@
+"""What a program is compiled for: a card that is not there, this machine's GPU, or the CPU."""
+
+import dataclasses
+import pathlib
+import re
+
+from fusejax.compile import platform
+from fusejax.compile.cards import CARDS, describe
+from fusejax.errors import UsageError
+
+NAMES = ("auto", "cpu", "device", *CARDS)
+
+# Share of the description's bandwidth that a copy reaches, and the gap between two kernels of one
+# program and between two dispatches, in µs: measured on an H200 (BUILD_NOTES.md, "Calibration").
+COPY_EFFICIENCY = 0.83
+LAUNCH_US = 1.0
+DISPATCH_US = 5.0
+# A CPU's figures are not modelled: no prediction is made for it.
+_CPU_LAUNCH_US = 0.0
+
+
+@dataclasses.dataclass(frozen=True)
+class Target:
+    """What a program is compiled for, with the figures that predictions use."""
+
+    name: str
+    """h200, cpu, ..., or the path of a description file."""
+    kind: str
+    """"device" (a GPU of this machine), "deviceless" or "cpu"."""
+    title: str
+    """The card's own name."""
+    bandwidth_bytes_per_s: int | None
+    """Memory bandwidth by the description: XLA's cost model and ours use it."""
+    description: str | None = dataclasses.field(default=None, repr=False)
+    """Text form of XLA's GpuTargetConfigProto; None for the CPU."""
+
+    @property
+    def effective_bandwidth(self) -> float | None:
+        """Bytes per second that a copy can be expected to reach."""
+        if self.bandwidth_bytes_per_s is None:
+            return None
+        return self.bandwidth_bytes_per_s * COPY_EFFICIENCY
+
+    @property
+    def launch_us(self) -> float:
+        """Time between two kernels of one program, in µs."""
+        return _CPU_LAUNCH_US if self.kind == "cpu" else LAUNCH_US
+
+    @property
+    def dispatch_us(self) -> float:
+        """Time between the kernels of two programs that are dispatched one after another, in µs."""
+        return _CPU_LAUNCH_US if self.kind == "cpu" else DISPATCH_US
+
+    def figure(self, field: str) -> int | None:
+        """An integer field of the description, such as "core_count"; None where it has none."""
+        return None if self.description is None else _integer(self.description, field)
+
+
+def resolve(name: str) -> tuple[Target, str | None]:
+    """The target of that name, and a line for the user where "auto" chose less than there could be.
+
+    Raises:
+      UsageError: unknown name, unreadable file, no GPU, or a missing extra.
+    """
+    if name == "auto":
+        return _auto()
+    if name == "cpu":
+        return cpu(), None
+    if name == "device":
+        return device(), None
+    if name in CARDS:
+        platform.require_compiler(name)
+        return deviceless(name), None
+    if pathlib.Path(name).exists() or "/" in name or name.endswith((".txtpb", ".pbtxt", ".txt")):
+        target = from_file(pathlib.Path(name))
+        platform.require_compiler(name)
+        return target, None
+    raise UsageError(
+        f"--target {name!r} is unknown: give one of {', '.join(NAMES)}, or the file of a GPU "
+        "target description"
+    )
+
+
+def _auto() -> tuple[Target, str | None]:
+    if platform.gpu_present() and platform.cuda_backend_works():
+        return device(), None
+    missing = platform.missing_compiler()
+    if missing is None:
+        return deviceless("h200"), None
+    return cpu(), (
+        f"Compiling for the CPU: {missing}. With it every path is compiled for an H200 as well, "
+        "with its kernels, bytes, boundaries and XLA's reasons."
+    )
+
+
+def cpu() -> Target:
+    """The CPU of this machine."""
+    return Target("cpu", "cpu", "CPU of this machine", None)
+
+
+def deviceless(name: str) -> Target:
+    """A card that need not be there, from our pinned figures. `name` is a key of CARDS."""
+    card = CARDS[name]
+    return Target(name, "deviceless", card.name, card.memory_bandwidth, describe(card))
+
+
+def from_file(path: pathlib.Path) -> Target:
+    """A card described by a file: the text form of XLA's GpuTargetConfigProto.
+
+    Raises:
+      UsageError: the file cannot be read or is not such a description.
+    """
+    try:
+        description = path.read_text()
+    except (OSError, UnicodeDecodeError) as error:
+        why = getattr(error, "strerror", None) or "it is not text"
+        raise UsageError(
+            f"--target {str(path)!r} cannot be read ({why}): give a readable text file that holds "
+            "a GPU target description"
+        ) from error
+    bandwidth = _integer(description, "memory_bandwidth")
+    if "gpu_device_info" not in description or not bandwidth:
+        raise UsageError(
+            f"--target {str(path)!r} is not a GPU target description: expected text with "
+            "'gpu_device_info {' and 'memory_bandwidth: BYTES_PER_S' in it (a *.gpu_target_config"
+            ".pbtxt of an XLA dump is one)"
+        )
+    title = re.search(r'device_description_str: "([^"]+)"', description)
+    return Target(
+        str(path), "deviceless", title[1] if title else path.stem, bandwidth, description
+    )
+
+
+def device() -> Target:
+    """The first GPU of this machine.
+
+    Raises:
+      UsageError: there is none, or JAX cannot use it.
+    """
+    if not platform.gpu_present():
+        raise UsageError(
+            "--target 'device': this machine has no NVIDIA GPU; give --target h200 (or a100, h100, "
+            "b200) to compile without one, or --target cpu"
+        )
+    if not platform.cuda_backend_works():
+        raise UsageError(
+            "--target 'device': JAX does not see this machine's GPU; install the extra with "
+            "pip install 'fusejax[cuda]' and leave JAX_PLATFORMS unset"
+        )
+    import jax
+    from jax.experimental import topologies
+
+    description = topologies.get_topology_for_devices(jax.devices("cuda")[:1]).target_config
+    return Target(
+        "device",
+        "device",
+        jax.devices("cuda")[0].device_kind,
+        _integer(description, "memory_bandwidth"),
+        description,
+    )
+
+
+def _integer(description: str, field: str) -> int | None:
+    found = re.search(rf"^\s*{field}:\s*(\d+)\s*$", description, re.MULTILINE)
+    return int(found[1]) if found else None
