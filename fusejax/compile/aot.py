@@ -86,6 +86,7 @@ def _placed(device: Any, leaf: Any) -> Any:
 
 @functools.cache
 def _device(target: Target) -> Any:
+    platform.discover_backends_quietly()
     if target.kind == "cpu":
         return jax.devices("cpu")[0]
     if target.kind == "device":

@@ -5,9 +5,9 @@ import ctypes
 import functools
 import importlib.metadata
 import importlib.util
+import logging
 import os
 import sys
-import tempfile
 from collections.abc import Iterator
 
 from fusejax.errors import UsageError
@@ -95,21 +95,29 @@ def register_cuda_compiler() -> None:
             os.environ["JAX_SKIP_CUDA_CONSTRAINTS_CHECK"] = previous
 
 
+def discover_backends_quietly() -> None:
+    """Has JAX find its back ends now; holds back its report that a GPU-less machine has no cuDNN."""
+    import jax
+
+    logger = logging.getLogger("jax._src.xla_bridge")
+    previous = logger.disabled
+    logger.disabled = previous or not gpu_present()
+    try:
+        jax.devices()
+    finally:
+        logger.disabled = previous
+
+
 @contextlib.contextmanager
 def silent_stderr() -> Iterator[None]:
-    """Holds back what native code writes to stderr; shows it only where the block fails."""
+    """Discards what native code writes to stderr; what went wrong is in the exception."""
     sys.stderr.flush()
     saved = os.dup(2)
-    with tempfile.TemporaryFile() as held:
-        os.dup2(held.fileno(), 2)
-        failed = True
-        try:
-            yield
-            failed = False
-        finally:
-            sys.stderr.flush()
-            os.dup2(saved, 2)
-            os.close(saved)
-            if failed:
-                held.seek(0)
-                os.write(2, held.read())
+    try:
+        with open(os.devnull, "wb") as nowhere:
+            os.dup2(nowhere.fileno(), 2)
+        yield
+    finally:
+        sys.stderr.flush()
+        os.dup2(saved, 2)
+        os.close(saved)

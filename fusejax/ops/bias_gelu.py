@@ -1,0 +1,59 @@
+"""GELU of a biased tensor.
+
+    z = x + bias
+    y = gelu(z)
+
+Must move: x and bias read once, y written once: 4BH bytes and 2H for a 16-bit [B, H].
+"""
+
+import functools
+from typing import Any
+
+import jax.numpy as jnp
+import numpy as np
+
+import pallas_kernels
+from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
+from fusejax.ops.op import Chain, Op, Stage
+
+
+def bias_gelu(*, approximate: bool = True) -> Op:
+    """The op; see the module's docstring.
+
+    Args:
+      approximate: the tanh form of GELU; otherwise the erf form.
+    """
+
+    def gelu(z: Any) -> Any:
+        return gelu32(z, approximate=approximate).astype(z.dtype)
+
+    def reference(x: np.ndarray, bias: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
+        del dtype
+        return (gelu64(x + bias, approximate=approximate),)
+
+    def reference_gradient(
+        arguments: tuple[np.ndarray, ...], cotangents: tuple[np.ndarray, ...], dtype: Any
+    ) -> tuple[np.ndarray, ...]:
+        del dtype
+        x, bias = arguments
+        dz = cotangents[0] * gelu64_slope(x + bias, approximate=approximate)
+        return dz, dz.sum(0)
+
+    return Op(
+        name="bias_gelu",
+        formula="gelu(x + bias)",
+        tensors=("x",),
+        chain=Chain(
+            arguments=("x", "bias"),
+            stages=(
+                Stage("bias", jnp.add, ("x", "bias"), ("z",)),
+                Stage("gelu", gelu, ("z",), ("y",)),
+            ),
+            results=("y",),
+        ),
+        split_after=("bias",),
+        reference=reference,
+        reference_gradient=reference_gradient,
+        kernel=functools.partial(pallas_kernels.bias_gelu, approximate=approximate),
+        kernel_refusal=pallas_kernels.bias_gelu_refusal,
+    )

@@ -1,0 +1,77 @@
+"""The backward pass of a chain: the gradient of its arguments, given them and the cotangents.
+
+Nothing is saved by a forward pass before it: what the gradient needs of one is computed again.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+
+from fusejax.ops.op import Chain, Stage
+
+
+def cotangent(value: str) -> str:
+    """Name of a value's cotangent."""
+    return f"d_{value}"
+
+
+def gradient_program(
+    chain: Chain, name: str, boundaries_after: Sequence[str] = ()
+) -> Callable[..., tuple[Any, ...]]:
+    """The gradient as one function of the arguments, then the results' cotangents."""
+    forward = chain.program(name, boundaries_after)
+
+    def run(*values: Any) -> tuple[Any, ...]:
+        arguments, cotangents = values[: len(chain.arguments)], values[len(chain.arguments) :]
+        return jax.vjp(forward, *arguments)[1](tuple(cotangents))
+
+    run.__name__ = f"{name}_gradient"
+    return run
+
+
+def gradient_chain(chain: Chain) -> Chain:
+    """The gradient as a chain: the forward stages it needs, then each stage's own gradient."""
+    wanted = {name for stage in chain.stages for name in stage.inputs}
+    forward = tuple(stage for stage in chain.stages if wanted.intersection(stage.outputs))
+    running = {result: cotangent(result) for result in chain.results}
+    backward = []
+    for stage in reversed(chain.stages):
+        backward.append(_stage_gradient(stage, running))
+    return Chain(
+        arguments=(*chain.arguments, *(cotangent(result) for result in chain.results)),
+        stages=(*forward, *backward),
+        results=tuple(running[argument] for argument in chain.arguments),
+    )
+
+
+def _stage_gradient(stage: Stage, running: dict[str, str]) -> Stage:
+    """One stage's gradient; adds to the cotangents that later stages have already contributed.
+
+    `running` names, for each value, the cotangent so far, and is brought up to date.
+    """
+    known = tuple(name for name in stage.inputs if name in running)
+    outputs = tuple(running[name] for name in stage.outputs)
+    partial = tuple(running[name] for name in known)
+
+    def gradient(*values: Any) -> tuple[Any, ...]:
+        inputs = values[: len(stage.inputs)]
+        cotangents = values[len(inputs) : len(inputs) + len(outputs)]
+        so_far = dict(zip(known, values[len(inputs) + len(outputs) :], strict=True))
+        single = len(stage.outputs) == 1
+        contributions = jax.vjp(stage.function, *inputs)[1](
+            cotangents[0] if single else tuple(cotangents)
+        )
+        return tuple(
+            contribution + so_far[name] if name in so_far else contribution
+            for name, contribution in zip(stage.inputs, contributions, strict=True)
+        )
+
+    for name in stage.inputs:
+        running[name] = f"{running[name]}+" if name in running else cotangent(name)
+    return Stage(
+        name=f"{stage.name}_grad",
+        function=gradient,
+        inputs=(*stage.inputs, *outputs, *partial),
+        outputs=tuple(running[name] for name in stage.inputs),
+    )
