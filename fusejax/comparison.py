@@ -1,0 +1,112 @@
+"""What a comparison found: one result per path, and the verdict. Data only."""
+
+import dataclasses
+from typing import Any
+
+from fusejax.accuracy import Error
+from fusejax.compile.targets import Target
+from fusejax.hlo.analysis import Boundary, Kernel, Traffic
+from fusejax.sheet import Sheet
+
+
+@dataclasses.dataclass(frozen=True)
+class Timing:
+    """Measured times of one call, in µs. A GPU's kernels are timed by the card itself."""
+
+    device_us: float | None
+    """Median sum of the kernels' own times; None where only the host's clock was read."""
+    low_us: float
+    high_us: float
+    """10th and 90th percentile of what `device_us`, or else `end_to_end_us`, is the median of."""
+    end_to_end_us: float
+    """Median time per call of many calls in a row, gaps between launches included."""
+    kernel_us: tuple[float, ...] | None = None
+    """Median per kernel in launch order, where the card's kernels match the compiled ones."""
+
+
+@dataclasses.dataclass(frozen=True)
+class PathResult:
+    """One path: what was compiled, what it costs by model and by measurement."""
+
+    name: str
+    kernels: tuple[Kernel, ...]
+    boundaries: tuple[Boundary, ...]
+    programs: int
+    """Programs dispatched one after another: 1, or the stages of the eager path."""
+    predicted_us: float | None
+    compile_cold_s: float
+    compile_warm_s: float | None
+    executable_bytes: int | None
+    warnings: tuple[str, ...] = ()
+    resources: dict[str, dict[str, Any]] = dataclasses.field(default_factory=dict)
+    """Registers, occupancy and so on, by kernel name."""
+    error: Error | None = None
+    timing: Timing | None = None
+    counted: Traffic | None = None
+    """Bytes that the card's counters saw."""
+
+    @property
+    def launches(self) -> int:
+        """Kernel launches per call."""
+        return sum(kernel.count for kernel in self.kernels)
+
+    @property
+    def traffic(self) -> Traffic:
+        """Modelled bytes per call."""
+        return sum((kernel.traffic * kernel.count for kernel in self.kernels), Traffic(0, 0))
+
+
+@dataclasses.dataclass(frozen=True)
+class Refusal:
+    """A path that cannot serve the input."""
+
+    name: str
+    reason: str
+    error: Error | None = None
+    """Of the kernel in simulation, where it was run so."""
+
+
+@dataclasses.dataclass(frozen=True)
+class Step:
+    """What changes from one path to another. Gains are positive where `to` is faster."""
+
+    origin: str
+    to: str
+    removed_bytes: int
+    removed_launches: int
+    predicted_gain_us: float | None
+    measured_gain_us: float | None
+    explanation: str
+
+
+@dataclasses.dataclass(frozen=True)
+class Verdict:
+    """Who is fastest, and why."""
+
+    fastest: str
+    basis: str
+    """"measured", "predicted", or "modelled bytes" where no time can be predicted."""
+    summary: str
+    steps: tuple[Step, ...]
+
+
+@dataclasses.dataclass(frozen=True)
+class Comparison:
+    """All paths of one op on one input and target."""
+
+    op: str
+    formula: str
+    mode: str
+    shape: tuple[int, ...]
+    dtype: str
+    target: Target
+    versions: dict[str, str]
+    sheet: Sheet
+    minimum_bytes: int
+    paths: dict[str, PathResult | Refusal]
+    verdict: Verdict | None
+    options: dict[str, Any] = dataclasses.field(default_factory=dict)
+
+    def served(self) -> list[PathResult]:
+        """The paths that could be compiled, in order."""
+        return [path for path in self.paths.values() if isinstance(path, PathResult)]

@@ -1,0 +1,151 @@
+"""Who is fastest, by measurement or by prediction, and what in bytes or launches explains it."""
+
+from collections.abc import Sequence
+
+from fusejax.comparison import PathResult, Step, Verdict
+from fusejax.compile.targets import Target
+from fusejax.hlo.analysis import Boundary
+from fusejax.report.units import mib, tensor
+
+# Two measured times closer than this share are called equal.
+_TIE = 0.02
+
+
+def judge(paths: Sequence[PathResult], target: Target) -> Verdict | None:
+    """The verdict over paths given from the most to the least split; None where there are none."""
+    if not paths:
+        return None
+    basis = _basis(paths)
+    fastest = min(paths, key=lambda path: _cost(path, basis))
+    steps = tuple(_step(a, b, target, basis) for a, b in zip(paths, paths[1:], strict=False))
+    return Verdict(fastest.name, basis, _summary(paths, fastest, basis), steps)
+
+
+def _basis(paths: Sequence[PathResult]) -> str:
+    if all(path.timing is not None for path in paths):
+        return "measured"
+    if all(path.predicted_us is not None for path in paths):
+        return "predicted"
+    return "modelled bytes"
+
+
+def _cost(path: PathResult, basis: str) -> float:
+    if basis == "measured" and path.timing is not None:
+        return path.timing.end_to_end_us
+    if basis == "predicted" and path.predicted_us is not None:
+        return path.predicted_us
+    return path.traffic.total
+
+
+def _said(path: PathResult, basis: str) -> str:
+    if basis == "modelled bytes":
+        return mib(path.traffic.total)
+    return f"{_cost(path, basis):,.1f} µs"
+
+
+def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> str:
+    ranked = sorted(paths, key=lambda path: _cost(path, basis))
+    listed = ", ".join(f"{path.name} {_said(path, basis)}" for path in ranked)
+    lines = [f"{fastest.name} is fastest ({basis}): {listed}."]
+    by_name = {path.name: path for path in paths}
+    if "split" in by_name and "xla" in by_name:
+        lines.append(_fused_or_split(by_name["split"], by_name["xla"], basis))
+    return " ".join(lines)
+
+
+def _fused_or_split(split: PathResult, xla: PathResult, basis: str) -> str:
+    before, after = _cost(split, basis), _cost(xla, basis)
+    if before < after * (1 - _TIE):
+        return (
+            f"Splitting wins over XLA's own fusion, {after / before:.2f}x: "
+            f"{_what_differs(xla, split)}."
+        )
+    if after < before * (1 - _TIE):
+        return (
+            f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
+        )
+    return "Splitting and XLA's own fusion cost the same."
+
+
+def _what_differs(slow: PathResult, fast: PathResult) -> str:
+    extra_bytes = slow.traffic.total - fast.traffic.total
+    extra_launches = slow.launches - fast.launches
+    parts = []
+    if extra_bytes:
+        parts.append(f"{slow.name} moves {mib(abs(extra_bytes))} {_more(extra_bytes)}")
+    if extra_launches:
+        parts.append(f"{abs(extra_launches)} {_more(extra_launches)} launches".replace("less", "fewer"))
+    boundary = _costliest_new(slow, fast)
+    if boundary is not None and extra_bytes > 0:
+        parts.append(f"it {_handing_over(boundary)}, because {_uncapped(boundary.reason.text)}")
+    return "; ".join(parts) or "bytes and launches are equal, so the difference lies inside kernels"
+
+
+def _more(amount: int) -> str:
+    return "more" if amount > 0 else "less"
+
+
+def _uncapped(text: str) -> str:
+    text = text.rstrip(".")
+    return text if text[:2].isupper() or text.startswith(("XLA", "Mosaic")) else text[:1].lower() + text[1:]
+
+
+def _handing_over(boundary: Boundary) -> str:
+    what = tensor(boundary.dtype, boundary.shape)
+    return f"writes and re-reads {what}" if boundary.written_bytes else f"re-reads {what}"
+
+
+def _costliest_new(slow: PathResult, fast: PathResult) -> Boundary | None:
+    known = {(b.dtype, b.shape) for b in fast.boundaries}
+    new = [b for b in slow.boundaries if (b.dtype, b.shape) not in known] or slow.boundaries
+    return max(new, key=lambda b: b.written_bytes + b.read_bytes, default=None)
+
+
+def _step(origin: PathResult, to: PathResult, target: Target, basis: str) -> Step:
+    removed_bytes = origin.traffic.total - to.traffic.total
+    removed_launches = origin.launches - to.launches
+    predicted = measured = None
+    if origin.predicted_us is not None and to.predicted_us is not None:
+        predicted = origin.predicted_us - to.predicted_us
+    if origin.timing is not None and to.timing is not None:
+        measured = origin.timing.end_to_end_us - to.timing.end_to_end_us
+    return Step(
+        origin.name,
+        to.name,
+        removed_bytes,
+        removed_launches,
+        predicted,
+        measured,
+        _explain(origin, to, target, predicted, measured, basis),
+    )
+
+
+def _explain(
+    origin: PathResult,
+    to: PathResult,
+    target: Target,
+    predicted: float | None,
+    measured: float | None,
+    basis: str,
+) -> str:
+    slow, fast = (origin, to) if _cost(to, basis) <= _cost(origin, basis) else (to, origin)
+    parts = [f"{_said(origin, basis)} to {_said(to, basis)} ({basis}): {_what_differs(slow, fast)}"]
+    if predicted is not None and target.effective_bandwidth:
+        removed_bytes = origin.traffic.total - to.traffic.total
+        removed_launches = origin.launches - to.launches
+        dispatches = origin.programs - to.programs
+        terms = [
+            f"{removed_bytes / 1e6:,.1f} MB / {target.effective_bandwidth / 1e12:.2f} TB/s",
+            f"{removed_launches} launches x {target.launch_us:g} µs",
+        ]
+        if dispatches:
+            terms.append(f"{dispatches} dispatches x {target.dispatch_us:g} µs")
+        parts.append(f"predicted gain {predicted:,.1f} µs = {' + '.join(terms)}")
+    if measured is not None and predicted is not None:
+        parts.append(f"measured gain {measured:,.1f} µs")
+        if measured * predicted < 0 and abs(measured) > _TIE * _cost(origin, basis):
+            parts.append(
+                "bytes and launches alone predict the opposite: look at the kernels' registers, "
+                "occupancy and arithmetic"
+            )
+    return "; ".join(parts)
