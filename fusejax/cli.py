@@ -1,0 +1,87 @@
+"""What the scripts share: flags read by absl, one line and exit code 2 for a user's mistake."""
+
+import json
+import logging as std_logging
+import os
+import pathlib
+import sys
+import tempfile
+from collections.abc import Callable, Sequence
+from typing import Any
+
+from absl import app, flags, logging
+
+from fusejax.errors import UsageError
+
+
+def run(main: Callable[[], int | None], usage: str) -> None:
+    """Runs a script's `main` and exits: 0 or what `main` returns; 2 with one line for a mistake.
+
+    Args:
+      main: reads the flags it needs from absl.
+      usage: what --help prints above the flags.
+    """
+
+    def guarded(argv: Sequence[str]) -> int:
+        if len(argv) > 1:
+            raise app.UsageError(f"unexpected argument {argv[1]!r}: every option is a --flag")
+        return main() or 0
+
+    def parse(argv: Sequence[str]) -> list[str]:
+        if any(argument in ("--help", "-h", "-help", "--helpfull") for argument in argv[1:]):
+            print(f"{usage.strip()}\n\nFlags:\n{flags.FLAGS.module_help(sys.modules['__main__'])}")
+            sys.exit(0)
+        try:
+            return flags.FLAGS(list(argv))
+        except flags.Error as error:
+            raise app.UsageError(f"{str(error).splitlines()[0]}; see --help") from error
+
+    name = pathlib.Path(sys.argv[0]).name
+    std_logging.getLogger("jax").setLevel(std_logging.ERROR)
+    logging.set_verbosity(logging.INFO)
+    try:
+        code = guarded(parse(sys.argv))
+    except (UsageError, app.UsageError) as error:
+        print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
+        code = 2
+    except BrokenPipeError:
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        code = 0
+    except KeyboardInterrupt:
+        print(f"{name}: interrupted", file=sys.stderr)
+        code = 130
+    sys.exit(code)
+
+
+def check_writable(flag: str, path: str | None) -> None:
+    """Raises UsageError where a file could not be written at `path`, before the work is done."""
+    if path is None or path == "-":
+        return
+    folder = pathlib.Path(path).absolute().parent
+    if pathlib.Path(path).is_dir():
+        raise UsageError(f"{flag} {path!r} is a folder: give the name of a file")
+    if not folder.is_dir():
+        raise UsageError(f"{flag} {path!r}: there is no folder {str(folder)!r}; make it first")
+    if not os.access(folder, os.W_OK):
+        raise UsageError(f"{flag} {path!r}: the folder {str(folder)!r} cannot be written to")
+
+
+def write_json(flag: str, path: str, document: dict[str, Any]) -> None:
+    """Writes a document to a file, whole or not at all; "-" is standard output."""
+    text = json.dumps(document, indent=1, allow_nan=False) + "\n"
+    if path == "-":
+        sys.stdout.write(text)
+        return
+    aside = None
+    try:
+        with tempfile.NamedTemporaryFile(
+            "w", dir=pathlib.Path(path).absolute().parent, suffix=".partial", delete=False
+        ) as file:
+            aside = file.name
+            file.write(text)
+        os.chmod(aside, 0o644)
+        os.replace(aside, path)
+    except OSError as error:
+        if aside is not None:
+            pathlib.Path(aside).unlink(missing_ok=True)
+        raise UsageError(f"{flag} {path!r} cannot be written: {error.strerror}") from error

@@ -1,0 +1,190 @@
+"""A comparison as tables for a terminal, at most 100 columns wide."""
+
+from rich.console import Console
+from rich.table import Table
+from rich.text import Text
+
+from fusejax.comparison import Comparison, PathResult, Refusal, Timing
+from fusejax.report.units import mib, tensor
+
+WIDTH = 100
+
+
+def print_comparison(comparison: Comparison, console: Console) -> None:
+    """Prints the sheet, the paths, their kernels and boundaries, and the verdict."""
+    target = comparison.target
+    console.print(
+        f"[bold]{comparison.op}[/bold]  {comparison.formula}  "
+        f"{comparison.mode}, {comparison.dtype}{list(comparison.shape)}",
+        highlight=False,
+    )
+    console.print(_target_line(comparison), highlight=False)
+    console.print()
+    console.print(_sheet(comparison))
+    console.print(_paths(comparison))
+    refused = [path for path in comparison.paths.values() if isinstance(path, Refusal)]
+    for path in refused:
+        console.print(f"{path.name}: not compared: {path.reason}", highlight=False, markup=False)
+    _print_notes(comparison, console)
+    console.print()
+    console.print(_kernels(comparison))
+    if any(path.boundaries for path in comparison.served()):
+        console.print(_boundaries(comparison))
+    for path in comparison.served():
+        for warning in path.warnings:
+            console.print(f"{path.name}: {warning}", highlight=False, markup=False)
+    if comparison.verdict is not None:
+        console.print("[bold]Verdict[/bold]")
+        console.print(comparison.verdict.summary, highlight=False, markup=False)
+        for step in comparison.verdict.steps:
+            console.print(
+                Text(f"  {step.origin} -> {step.to}: {step.explanation}"), highlight=False
+            )
+    if target.kind == "deviceless":
+        console.print(
+            "Compiled for a card that is not there: times are predicted, none was measured.",
+            style="dim",
+        )
+
+
+def _target_line(comparison: Comparison) -> str:
+    target = comparison.target
+    versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
+    figures = ""
+    if target.effective_bandwidth and target.bandwidth_bytes_per_s:
+        figures = (
+            f", {target.bandwidth_bytes_per_s / 1e12:.2f} TB/s, of which a copy reaches "
+            f"{target.effective_bandwidth / 1e12:.2f}"
+        )
+    return f"Target: {target.title} ({target.kind}{figures})\n{versions}"
+
+
+def _table(title: str, *columns: tuple[str, str]) -> Table:
+    table = Table(title=title, title_justify="left", title_style="bold", box=None, pad_edge=False)
+    for name, justify in columns:
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    return table
+
+
+def _sheet(comparison: Comparison) -> Table:
+    sheet = comparison.sheet
+    table = _table(
+        "Traffic sheet: what stages run one by one store and load",
+        ("tensor", "left"), ("role", "left"), ("shape", "left"),
+        ("stored", "right"), ("loaded", "right"),
+    )  # fmt: skip
+    for name, size in sheet.inputs:
+        table.add_row(name, "input", "", "", mib(size))
+    for h in sheet.handovers:
+        role = f"{h.producer} -> {', '.join(h.consumers)}"
+        stored = mib(h.stored_bytes) if h.stored_bytes else "(output)"
+        table.add_row(h.value, role, tensor(h.dtype, h.shape), stored, mib(h.loaded_bytes))
+    for name, size in sheet.outputs:
+        table.add_row(name, "output", "", mib(size), "")
+    table.caption = (
+        f"Inputs and outputs once: {mib(sheet.minimum_bytes)}. Fusing saves at most "
+        f"{mib(sheet.saved_bytes)} and {sheet.saved_launches} launches."
+    )
+    table.caption_justify = "left"
+    return table
+
+
+def _paths(comparison: Comparison) -> Table:
+    table = _table(
+        "Paths",
+        ("path", "left"), ("launches", "right"), ("read", "right"), ("written", "right"),
+        ("x min", "right"), ("predicted", "right"), ("kernels", "right"), ("low-high", "right"),
+        ("end to end", "right"), ("compile s", "right"), ("max rel err", "right"),
+    )  # fmt: skip
+    for name, path in comparison.paths.items():
+        error = f"{path.error.max_rel:.1e}" if path.error else ""
+        if isinstance(path, Refusal):
+            table.add_row(name, *["-"] * 9, error)
+            continue
+        timing = path.timing
+        bound = "<" if path.traffic.is_bound else ""
+        table.add_row(
+            name,
+            str(path.launches),
+            bound + mib(path.traffic.read),
+            mib(path.traffic.written),
+            f"{path.traffic.total / comparison.minimum_bytes:.2f}",
+            f"{path.predicted_us:,.1f} µs" if path.predicted_us is not None else "",
+            f"{timing.device_us:,.1f} µs" if timing and timing.device_us is not None else "",
+            _spread(timing),
+            f"{timing.end_to_end_us:,.1f} µs" if timing else "",
+            _compile(path),
+            error,
+        )
+    return table
+
+
+def _spread(timing: Timing | None) -> str:
+    return f"{timing.low_us:,.1f}-{timing.high_us:,.1f}" if timing else ""
+
+
+def _compile(path: PathResult) -> str:
+    warm = "" if path.compile_warm_s is None else f"/{path.compile_warm_s:.2f}"
+    return f"{path.compile_cold_s:.2f}{warm}"
+
+
+def _print_notes(comparison: Comparison, console: Console) -> None:
+    errors = [path.error for path in comparison.paths.values() if path.error]
+    notes = ["compile s: cold/warm"]
+    if errors:
+        where = ", ".join(dict.fromkeys(e.where for e in errors))
+        notes.append(
+            "max rel err: worst error against float64 over the result's largest value, "
+            f"{errors[0].rows} rows, computed on: {where}"
+        )
+    console.print("; ".join(notes), style="dim", highlight=False)
+
+
+def _kernels(comparison: Comparison) -> Table:
+    table = _table(
+        "Kernels in launch order",
+        ("path", "left"), ("kernel", "left"), ("emitter", "left"), ("scopes", "left"),
+        ("bytes", "right"), ("regs", "right"), ("spill", "right"), ("occ.", "right"),
+        ("time", "right"),
+    )  # fmt: skip
+    for path in comparison.served():
+        times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
+        for kernel, time in zip(path.kernels, times, strict=True):
+            used = path.resources.get(kernel.name, {})
+            occupancy = used.get("occupancy")
+            table.add_row(
+                path.name,
+                kernel.name + (f" x{kernel.count}" if kernel.count > 1 else ""),
+                kernel.emitter,
+                ", ".join(kernel.scopes),
+                mib(kernel.traffic.total),
+                _number(used.get("registers")),
+                _number(used.get("spill_bytes")),
+                "" if occupancy is None else f"{occupancy:.0%}",
+                "" if time is None else f"{time:,.1f} µs",
+            )
+    return table
+
+
+def _number(value: int | None) -> str:
+    return "" if value is None else str(value)
+
+
+def _boundaries(comparison: Comparison) -> Table:
+    table = _table(
+        "Boundaries: tensors that one kernel writes and another reads",
+        ("path", "left"), ("tensor", "left"), ("written", "right"), ("read", "right"),
+        ("from -> to", "left"), ("why", "left"),
+    )  # fmt: skip
+    for path in comparison.served():
+        for b in path.boundaries:
+            source = f" ({b.source})" if b.source else ""
+            table.add_row(
+                path.name,
+                tensor(b.dtype, b.shape),
+                mib(b.written_bytes) if b.written_bytes else "(output)",
+                mib(b.read_bytes),
+                f"{b.producer} -> {', '.join(b.consumers)}{source}",
+                f"{b.reason.kind}: {b.reason.text}",
+            )
+    return table

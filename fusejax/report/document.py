@@ -1,0 +1,145 @@
+"""A comparison as the JSON document "fusejax.compare/1"."""
+
+import math
+from typing import Any
+
+from fusejax.comparison import Comparison, PathResult, Refusal, Verdict
+from fusejax.hlo.analyse import boundary_json, kernel_json, traffic_json
+from fusejax.sheet import Sheet
+
+SCHEMA = "fusejax.compare/1"
+
+
+def comparison_json(comparison: Comparison) -> dict[str, Any]:
+    """The document; see the README for its fields."""
+    target = comparison.target
+    return {
+        "schema": SCHEMA,
+        "op": comparison.op,
+        "formula": comparison.formula,
+        "options": comparison.options,
+        "mode": comparison.mode,
+        "shape": list(comparison.shape),
+        "dtype": comparison.dtype,
+        "target": {
+            "name": target.name,
+            "kind": target.kind,
+            "description": target.title,
+            "bandwidth_bytes_per_s": target.bandwidth_bytes_per_s,
+            "effective_bandwidth_bytes_per_s": target.effective_bandwidth,
+            "launch_us": target.launch_us,
+            "dispatch_us": target.dispatch_us,
+        },
+        "versions": comparison.versions,
+        "minimum_bytes": comparison.minimum_bytes,
+        "traffic_sheet": _sheet_json(comparison.sheet),
+        "paths": {name: _path_json(path) for name, path in comparison.paths.items()},
+        "verdict": _verdict_json(comparison.verdict),
+    }
+
+
+def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
+    if isinstance(path, Refusal):
+        return {
+            "status": "unsupported",
+            "reason": path.reason,
+            "launches": None,
+            "bytes": None,
+            "boundaries": [],
+            "kernels": [],
+            "time_us": dict.fromkeys(("predicted", "measured", "low", "high", "end_to_end")),
+            "compile_s": dict.fromkeys(("cold", "warm")),
+            "executable_bytes": None,
+            "error": _error_json(path),
+        }
+    timing = path.timing
+    measured = None if timing is None else timing.device_us
+    if timing is not None and measured is None:
+        measured = timing.end_to_end_us
+    times = (timing.kernel_us if timing else None) or (None,) * len(path.kernels)
+    return {
+        "status": "ok",
+        "reason": None,
+        "launches": path.launches,
+        "bytes": {
+            "modelled": traffic_json(path.traffic),
+            "measured": traffic_json(path.counted) if path.counted else None,
+        },
+        "boundaries": [boundary_json(boundary) for boundary in path.boundaries],
+        "kernels": [
+            kernel_json(kernel, {**path.resources.get(kernel.name, {}), "time_us": time})
+            for kernel, time in zip(path.kernels, times, strict=True)
+        ],
+        "time_us": {
+            "predicted": path.predicted_us,
+            "measured": measured,
+            "low": timing.low_us if timing else None,
+            "high": timing.high_us if timing else None,
+            "end_to_end": timing.end_to_end_us if timing else None,
+        },
+        "compile_s": {"cold": path.compile_cold_s, "warm": path.compile_warm_s},
+        "executable_bytes": path.executable_bytes,
+        "error": _error_json(path),
+        "warnings": list(path.warnings),
+    }
+
+
+def _error_json(path: PathResult | Refusal) -> dict[str, Any] | None:
+    error = path.error
+    if error is None:
+        return None
+    return {
+        "max_abs": _finite(error.max_abs),
+        "max_rel": _finite(error.max_rel),
+        "reference": "float64",
+        "rows": error.rows,
+        "where": error.where,
+    }
+
+
+def _finite(number: float) -> float | str:
+    """JSON has no infinity."""
+    return number if math.isfinite(number) else str(number)
+
+
+def _sheet_json(sheet: Sheet) -> dict[str, Any]:
+    return {
+        "inputs": dict(sheet.inputs),
+        "outputs": dict(sheet.outputs),
+        "boundaries": [
+            {
+                "value": h.value,
+                "dtype": h.dtype,
+                "shape": list(h.shape),
+                "producer": h.producer,
+                "consumers": list(h.consumers),
+                "stored_bytes": h.stored_bytes,
+                "loaded_bytes": h.loaded_bytes,
+            }
+            for h in sheet.handovers
+        ],
+        "reread_input_bytes": sheet.reread_bytes,
+        "fusing_saves_at_most": {"bytes": sheet.saved_bytes, "launches": sheet.saved_launches},
+    }
+
+
+def _verdict_json(verdict: Verdict | None) -> dict[str, Any] | None:
+    if verdict is None:
+        return None
+    return {
+        "fastest": verdict.fastest,
+        "basis": verdict.basis,
+        "summary": verdict.summary,
+        "comparisons": [
+            {
+                "from": step.origin,
+                "to": step.to,
+                "removed_bytes": step.removed_bytes,
+                "removed_launches": step.removed_launches,
+                "predicted_gain_us": step.predicted_gain_us,
+                "measured_gain_us": step.measured_gain_us,
+                "explanation": step.explanation,
+            }
+            for step in verdict.steps
+        ],
+    }

@@ -1,0 +1,138 @@
+"""Compares four ways to run an op: eager stages, a split program, XLA's own fusion, a Pallas kernel.
+
+Examples:
+  python scripts/compare.py --op residual_ln
+  python scripts/compare.py --op bias_gelu_rowsum --shape 8192,8192 --dtype bfloat16 --target h200
+  python scripts/compare.py --op softmax --target device --json softmax.json
+  python scripts/compare.py --list
+
+Without a GPU, programs are compiled for one that is not there (--target h200 and others, with the
+extra 'aot') and times are predicted. With a GPU, --target device compiles for it and measures.
+"""
+
+import sys
+
+from absl import flags
+
+from fusejax import cli
+from fusejax.compile import platform
+from fusejax.errors import UsageError
+
+DTYPES = ("float16", "bfloat16", "float32")
+
+_OP = flags.DEFINE_string("op", None, "Which op to compare; --list names them.")
+_SHAPE = flags.DEFINE_string("shape", "8192,8192", "Rows and width of the op's tensors.")
+_DTYPE = flags.DEFINE_string("dtype", "float16", f"One of {', '.join(DTYPES)}.")
+_MODE = flags.DEFINE_string("mode", "forward", "forward, or backward for the gradient.")
+_PATHS = flags.DEFINE_string("paths", "eager,split,xla,pallas", "Which paths, by commas.")
+_TARGET = flags.DEFINE_string(
+    "target",
+    "auto",
+    "auto, cpu, device, a100, h100, h200, b200, or the file of a GPU target description. auto: "
+    "this machine's GPU; else h200 without a device; else cpu.",
+)
+_APPROXIMATE = flags.DEFINE_boolean(
+    "approximate", None, "GELU by tanh (the default) or, with --noapproximate, by erf."
+)
+_COUNTERS = flags.DEFINE_boolean(
+    "counters", False, "Count DRAM bytes with Nsight Compute (needs --target device and ncu)."
+)
+_JSON = flags.DEFINE_string("json", None, "Also write the report to this file; - for standard output.")
+_LIST = flags.DEFINE_boolean("list", False, "List the ops, then stop.")
+
+
+def main() -> None:
+    """Reads the flags, compares, prints."""
+    platform.prefer_quiet_cpu()
+    from rich.console import Console
+
+    from fusejax.report.console import WIDTH, print_comparison
+
+    console = Console(width=WIDTH) if not sys.stdout.isatty() else Console()
+    console.width = min(console.width, WIDTH)
+    if _LIST.value:
+        _print_list(console)
+        return
+    shape, dtype = _shape(_SHAPE.value), _one_of("--dtype", _DTYPE.value, DTYPES)
+    cli.check_writable("--json", _JSON.value)
+    op, options = _op()
+    from fusejax import paths
+    from fusejax.compare import compare_op
+    from fusejax.compile import targets
+    from fusejax.report.document import comparison_json
+    from fusejax.report.progress import progress
+
+    mode = _one_of("--mode", _MODE.value, paths.MODES)
+    names = _paths(paths.NAMES)
+    target, notice = targets.resolve(_TARGET.value)
+    if _COUNTERS.value and target.kind != "device":
+        raise UsageError(
+            f"--counters needs a GPU of this machine, and --target is {target.name!r}: "
+            "give --target device"
+        )
+    errors = Console(stderr=True)
+    if notice:
+        errors.print(notice, highlight=False, markup=False)
+    import jax.numpy as jnp
+
+    with progress(errors) as tell:
+        comparison = compare_op(
+            op, shape, jnp.dtype(dtype), target, mode=mode, names=names, options=options,
+            counters=_COUNTERS.value, progress=tell,
+        )  # fmt: skip
+    if _JSON.value != "-":
+        print_comparison(comparison, console)
+    if _JSON.value:
+        cli.write_json("--json", _JSON.value, comparison_json(comparison))
+
+
+def _op():
+    from fusejax.ops import OPS
+
+    if _OP.value is None:
+        raise UsageError(f"--op is missing: give one of {', '.join(OPS)}")
+    build = OPS[_one_of("--op", _OP.value, tuple(OPS))]
+    if _APPROXIMATE.value is None:
+        return build(), {}
+    if not _OP.value.startswith("bias_gelu"):
+        raise UsageError(f"--approximate is for ops with a GELU, not for --op {_OP.value!r}")
+    return build(approximate=_APPROXIMATE.value), {"approximate": _APPROXIMATE.value}
+
+
+def _one_of(flag: str, value: str, known: tuple[str, ...]) -> str:
+    if value not in known:
+        raise UsageError(f"{flag} {value!r} is unknown: give one of {', '.join(known)}")
+    return value
+
+
+def _paths(known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in _PATHS.value.split(","))
+    for name in names:
+        _one_of("--paths", name, known)
+    return tuple(name for name in known if name in names)
+
+
+def _shape(text: str) -> tuple[int, int]:
+    right = "give rows and width, such as --shape 8192,8192"
+    try:
+        sizes = tuple(int(size) for size in text.split(","))
+    except ValueError:
+        raise UsageError(f"--shape {text!r} is not made of whole numbers: {right}") from None
+    if len(sizes) != 2:
+        raise UsageError(f"--shape {text!r} has {len(sizes)} dimension(s), not 2: {right}")
+    if min(sizes) < 1:
+        raise UsageError(f"--shape {text!r} has a size below 1: {right}")
+    return sizes
+
+
+def _print_list(console) -> None:
+    from fusejax.ops import OPS
+
+    for name, build in OPS.items():
+        op = build()
+        stages = " -> ".join(stage.name for stage in op.chain.stages)
+        console.print(f"{name:18} {op.formula}\n{'':18} stages: {stages}", highlight=False)
+
+
+if __name__ == "__main__":
+    cli.run(main, __doc__)
