@@ -59,15 +59,15 @@ def build(op: Op, name: str, mode: str, *, interpret: Any = None) -> Path:
     return Path(name, Chain(arguments, (Stage(name, program, arguments, results),), results))
 
 
-def refusal(op: Op, name: str, mode: str, shape: Sequence[int], dtype: Any, target: Target) -> (
-    str | None
-):
+def refusal(
+    op: Op, name: str, mode: str, shape: Sequence[int], dtype: Any, target: Target
+) -> str | None:
     """Why a path cannot serve this input on this target, or None."""
     if name != "pallas":
         return None
     if mode == "backward":
         return f"there is no backward kernel of {op.name} yet"
-    reason = op.kernel_refusal(shape[0], shape[1], dtype)
+    reason = op.kernel_refusal(*op.argument_shapes(shape, dtype))
     if reason is not None:
         return reason
     if target.kind == "cpu":

@@ -61,9 +61,7 @@ def _fused_or_split(split: PathResult, xla: PathResult, basis: str) -> str:
             f"{_what_differs(xla, split)}."
         )
     if after < before * (1 - _TIE):
-        return (
-            f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
-        )
+        return f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
     return "Splitting and XLA's own fusion cost the same."
 
 
@@ -74,7 +72,9 @@ def _what_differs(slow: PathResult, fast: PathResult) -> str:
     if extra_bytes:
         parts.append(f"{slow.name} moves {mib(abs(extra_bytes))} {_more(extra_bytes)}")
     if extra_launches:
-        parts.append(f"{abs(extra_launches)} {_more(extra_launches)} launches".replace("less", "fewer"))
+        parts.append(
+            f"{abs(extra_launches)} {_more(extra_launches)} launches".replace("less", "fewer")
+        )
     boundary = _costliest_new(slow, fast)
     if boundary is not None and extra_bytes > 0:
         parts.append(f"it {_handing_over(boundary)}, because {_uncapped(boundary.reason.text)}")
@@ -87,7 +87,11 @@ def _more(amount: int) -> str:
 
 def _uncapped(text: str) -> str:
     text = text.rstrip(".")
-    return text if text[:2].isupper() or text.startswith(("XLA", "Mosaic")) else text[:1].lower() + text[1:]
+    return (
+        text
+        if text[:2].isupper() or text.startswith(("XLA", "Mosaic"))
+        else text[:1].lower() + text[1:]
+    )
 
 
 def _handing_over(boundary: Boundary) -> str:

@@ -37,7 +37,9 @@ _APPROXIMATE = flags.DEFINE_boolean(
 _COUNTERS = flags.DEFINE_boolean(
     "counters", False, "Count DRAM bytes with Nsight Compute (needs --target device and ncu)."
 )
-_JSON = flags.DEFINE_string("json", None, "Also write the report to this file; - for standard output.")
+_JSON = flags.DEFINE_string(
+    "json", None, "Also write the report to this file; - for standard output."
+)
 _LIST = flags.DEFINE_boolean("list", False, "List the ops, then stop.")
 
 
@@ -57,7 +59,7 @@ def main() -> None:
     cli.check_writable("--json", _JSON.value)
     op, options = _op()
     from fusejax import paths
-    from fusejax.compare import compare_op
+    from fusejax.compare_ops import compare_op
     from fusejax.compile import targets
     from fusejax.report.document import comparison_json
     from fusejax.report.progress import progress

@@ -61,9 +61,7 @@ def compile_program(
     return Compilation(program, seconds, _executable_bytes(executable), executable)
 
 
-def warm_compile_s(
-    function: Callable[..., Any], arguments: Sequence[Any], target: Target
-) -> float:
+def warm_compile_s(function: Callable[..., Any], arguments: Sequence[Any], target: Target) -> float:
     """Seconds to trace, lower and compile `function` again in a process that has done it before."""
     start = time.perf_counter()
     _lower(lambda *args: function(*args), arguments, target).compile()

@@ -126,9 +126,7 @@ def from_file(path: pathlib.Path) -> Target:
             ".pbtxt of an XLA dump is one)"
         )
     title = re.search(r'device_description_str: "([^"]+)"', description)
-    return Target(
-        str(path), "deviceless", title[1] if title else path.stem, bandwidth, description
-    )
+    return Target(str(path), "deviceless", title[1] if title else path.stem, bandwidth, description)
 
 
 def device() -> Target:

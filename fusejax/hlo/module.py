@@ -74,7 +74,7 @@ class Operand(NamedTuple):
     """Index path into the tuple: `%fusion#1` is (1,)."""
 
 
-_CALLING = (
+CALLING = (
     "calls",
     "to_apply",
     "condition",
@@ -92,6 +92,11 @@ _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*+)"')
 _SOURCE_LINE = re.compile(r"\bsource_line=(\d+)")
+
+
+def called_names(value: str) -> tuple[str, ...]:
+    """Names in the value of an attribute that calls computations: `%a` or `{%a, %b}`."""
+    return tuple(name.strip("\"'") for name in _REFERENCE.findall(value))
 
 
 class Instruction(NamedTuple):
@@ -112,10 +117,9 @@ class Instruction(NamedTuple):
     def called(self) -> tuple[str, ...]:
         """Names of the computations that this instruction calls, in the order printed."""
         names: list[str] = []
-        for key in _CALLING:
+        for key in CALLING:
             if key in self.attributes:
-                found = _REFERENCE.findall(self.attributes[key])
-                names += [name.strip('"') for name in found]
+                names += called_names(self.attributes[key])
         return tuple(names)
 
     @property

@@ -14,6 +14,7 @@ from fusejax.hlo.module import (
     Module,
     Operand,
     Shape,
+    called_names,
 )
 
 # Possessive quantifiers throughout: no input, however broken, makes a match go back over its tracks.
@@ -42,15 +43,18 @@ _instruction = re.compile(
     rf"(ROOT\s++)?+({_NAME})\s*+=\s*+(?:({_ARRAY})\s*+([A-Za-z_][\w\-]*+)\()?+", _FLAGS
 )
 _parentheses = re.compile(_nested(r"\(", r"\)", 3), _FLAGS)
-_operand = re.compile(rf"{_SPACE}(?:({_ARRAY})\s++)?+({_NAME})((?:#\d++)*+){_SPACE}(,|$)", _FLAGS)
+_operand = re.compile(rf"{_SPACE}(?:({_ARRAY})\s++)?+({_NAME})((?:#\d++)*+){_SPACE}([,)])", _FLAGS)
 _piece = (
     rf"[^\s,{{}}()\[\]\"]++|{_STRING}|{_nested('{', '}', 6)}"
     rf"|{_nested(r'\[', r'\]', 2)}|{_nested(r'\(', r'\)', 2)}"
 )
-_attribute = re.compile(rf",{_SPACE}([\w.\-]++)\s*+=\s*+((?:{_piece})(?:{_piece}|\s++(?=\{{))*+)", _FLAGS)
+_attribute = re.compile(
+    rf",{_SPACE}([\w.\-]++)\s*+=\s*+((?:{_piece})(?:{_piece}|\s++(?=\{{))*+)", _FLAGS
+)
 _key = re.compile(rf",{_SPACE}([\w.\-]++)\s*+=\s*+", _FLAGS)
 _anonymous = re.compile(rf"\{{{_SPACE}(?:ROOT\s++)?+{_NAME}\s*+=", _FLAGS)
-_token = re.compile(rf'{_STRING}|/\*(?:[^*]|\*(?!/))*+\*/|//[^\n]*+|[(){{}}\[\]]', _FLAGS)
+_token = re.compile(rf"{_STRING}|/\*(?:[^*]|\*(?!/))*+\*/|//[^\n]*+|[(){{}}\[\]]", _FLAGS)
+_string = re.compile(_STRING, _FLAGS)
 _plain = re.compile(r'[^\s,{}()\[\]"]++', _FLAGS)
 _header = re.compile(r"HloModule\s++([^\s,{}]++)")
 _table = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\b")
@@ -60,6 +64,7 @@ _separator = re.compile(r"^//[ \t]*-{3,}[ \t]*$", re.MULTILINE)
 
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _MAX_DEPTH = 64
+_CALLING = frozenset(CALLING)
 
 
 class _Header(NamedTuple):
@@ -166,12 +171,313 @@ class _Reader:
         match = _header.match(self.text, self.position)
         assert match is not None
         self.position = match.end()
-        attributes = self.attributes(within=0)
+        attributes = self.attributes(0)
         tables: dict[str, dict[int, str]] = {}
-        while not self.at_end() and (match := _table.match(self.text, self.position)):
-            self.position = match.end()
-            rows = tables.setdefault(match[1], {})
+        while not self.at_end() and (table := _table.match(self.text, self.position)):
+            self.position = table.end()
+            rows = tables.setdefault(table[1], {})
             while row := _row.match(self.text, self.position):
                 self.position = row.end()
                 rows[int(row[1])] = row[2]
-        return _Header(match[1] if False else _header_name(self.text), attributes, _frames(tables))
+        return _Header(match[1], attributes, _frames(tables))
+
+    def computation(self) -> tuple[str, bool]:
+        is_entry = bool(re.compile(r"ENTRY\b").match(self.text, self.position))
+        if is_entry:
+            self.position += len("ENTRY")
+            self.skip()
+        start = self.position
+        name = self.name("a computation")
+        self.skip()
+        if self.text.startswith("(", self.position):
+            self.position = self.balanced_end()
+            self.expect("->")
+            self.skip()
+            self.shape()
+        self.expect("{")
+        # XLA wants names to be unique in a module; parts of published files repeat them, and there
+        # a name means the nearest definition above.
+        self.computations.pop(name, None)
+        self.computations[name] = Computation(name, self.body(0))
+        if not name:
+            self.fail("the name of a computation", start)
+        self.attributes(0)
+        return name, is_entry
+
+    def body(self, depth: int) -> tuple[Instruction, ...]:
+        instructions: list[Instruction] = []
+        known: dict[str, Shape] = {}
+        while True:
+            self.skip()
+            if self.accept("}"):
+                break
+            self.instruction(instructions, known, depth)
+        if not instructions:
+            self.fail("an instruction", self.position - 1)
+        return tuple(instructions)
+
+    def instruction(
+        self, instructions: list[Instruction], known: dict[str, Shape], depth: int
+    ) -> None:
+        start = self.position
+        match = _instruction.match(self.text, start)
+        if match is None:
+            self.fail("an instruction or '}'")
+        self.position = match.end()
+        name = _bare(match[2])
+        if name in known:
+            self.fail(f"a name not yet taken in this computation (again {name!r})", start)
+        shape: Shape | None
+        if match[3]:
+            shape, opcode = self.array(match[3], match.start(3)), match[4]
+        else:
+            shape, opcode = self.shape_and_opcode()
+        self.finish(instructions, known, name, shape, opcode, bool(match[1]), depth)
+
+    def shape_and_opcode(self) -> tuple[Shape | None, str]:
+        self.skip()
+        shape = None
+        if (match := _opcode.match(self.text, self.position)) is None or match[1] == "b":
+            shape = self.shape()
+            self.skip()
+            match = _opcode.match(self.text, self.position)
+        if match is None:
+            self.fail("an opcode and '('")
+        self.position = match.end()
+        return shape, match[1]
+
+    def finish(
+        self,
+        instructions: list[Instruction],
+        known: dict[str, Shape],
+        name: str,
+        shape: Shape | None,
+        opcode: str,
+        is_root: bool,
+        depth: int,
+    ) -> None:
+        """Reads from after "opcode(" to the end of the instruction and takes it in."""
+        start = self.position
+        operands: tuple[Operand, ...] = ()
+        literal = ""
+        if opcode == "constant":
+            end = self.balanced_end(start - 1)
+            literal = self.text[start : end - 1]
+            self.position = end
+        elif opcode == "parameter":
+            match = re.compile(r"\s*([0-9]{1,9})\s*\)").match(self.text, start)
+            if match is None:
+                self.fail("the parameter's number")
+            literal, self.position = match[1], match.end()
+        else:
+            operands = self.operands(instructions, known, depth)
+        attributes = self.attributes(depth)
+        if shape is None:
+            shape = infer.shape(opcode, operands, attributes, known, self.computations)
+            if shape is None:
+                self.fail(f"the shape of {name!r} (it does not follow from its operands)", start)
+        known[name] = shape
+        instructions.append(
+            Instruction(name, opcode, shape, operands, literal, attributes, is_root)
+        )
+
+    def operands(
+        self, instructions: list[Instruction], known: dict[str, Shape], depth: int
+    ) -> tuple[Operand, ...]:
+        text, found = self.text, []
+        self.skip()
+        if self.accept(")"):
+            return ()
+        while True:
+            self.skip()
+            start = self.position
+            match = _operand.match(text, start)
+            if match is None:
+                found.append(self.long_operand(instructions, known, depth))
+                self.skip()
+                separator = text[self.position : self.position + 1]
+                self.position += 1
+            else:
+                self.position = match.end()
+                found.append(self.operand(match[2], match[3], known, start))
+                separator = match[4]
+            if separator == ")":
+                return tuple(found)
+            if separator != ",":
+                self.position -= 1
+                self.fail("',' or ')' after an operand")
+
+    def operand(self, name: str, element: str, known: dict[str, Shape], start: int) -> Operand:
+        name = _bare(name)
+        shape = known.get(name)
+        if shape is None:
+            self.fail(f"an operand defined above (not {name!r})", start)
+        path = tuple(int(index) for index in element.split("#")[1:]) if element else ()
+        if path and infer.element(shape, path) is None:
+            self.fail(f"an element of the tuple {name!r} (it has no {element})", start)
+        return Operand(name, path)
+
+    def long_operand(
+        self, instructions: list[Instruction], known: dict[str, Shape], depth: int
+    ) -> Operand:
+        """Reads an operand with a tuple's type, or an instruction written in an operand's place."""
+        if depth >= _MAX_DEPTH:
+            self.fail("less deeply nested instructions")
+        start = self.position
+        shape = None
+        if _opcode.match(self.text, start) is None:
+            shape = self.shape()
+            self.skip()
+        if opcode := _opcode.match(self.text, self.position):
+            self.position = opcode.end()
+            name = f"{opcode[1]}.{len(instructions)}"
+            while name in known:
+                name += "."
+            self.finish(instructions, known, name, shape, opcode[1], False, depth + 1)
+            return Operand(name)
+        position = self.position
+        name = self.name("the name of an operand")
+        element = re.compile(r"(?:#[0-9]{1,9})*").match(self.text, self.position)
+        assert element is not None
+        self.position = element.end()
+        return self.operand(name, element[0], known, position)
+
+    def attributes(self, depth: int) -> dict[str, str]:
+        text, found = self.text, {}
+        while True:
+            match = _attribute.match(text, self.position)
+            if match is None:
+                self.skip()
+                if not text.startswith(",", self.position):
+                    return found
+                key = _key.match(text, self.position)
+                if key is None:
+                    self.fail("an attribute", self.position + 1)
+                self.position = key.end()
+                found[key[1]] = self.long_value()
+                continue
+            key_text, value = match[1], match[2]
+            if key_text in _CALLING:
+                if "=" in value and value[0] == "{" and _anonymous.match(value):
+                    self.position = match.start(2)
+                    value = self.unnamed(depth)
+                    found[key_text] = value
+                    continue
+                self.check_called(key_text, value, match.start(2))
+            found[key_text] = value
+            self.position = match.end()
+
+    def check_called(self, key: str, value: str, position: int) -> None:
+        for name in called_names(value):
+            if name not in self.computations:
+                self.fail(f"a computation defined above ({key}={name!r} is not)", position)
+
+    def unnamed(self, depth: int) -> str:
+        """Reads a computation written in place of its name; returns the name it is filed under."""
+        if depth >= _MAX_DEPTH:
+            self.fail("less deeply nested computations")
+        self.position += 1
+        body = self.body(depth + 1)
+        self.anonymous += 1
+        name = f"computation.{self.anonymous}"
+        while name in self.computations:
+            name += "."
+        self.computations[name] = Computation(name, body)
+        return name
+
+    def long_value(self) -> str:
+        """Reads an attribute's value that is nested more deeply than the quick pattern takes."""
+        start = self.position
+        while True:
+            character = self.text[self.position : self.position + 1]
+            if character and character in _CLOSING:
+                self.position = self.balanced_end()
+            elif match := (_plain.match if character != '"' else _string.match)(
+                self.text, self.position
+            ):
+                self.position = match.end()
+            else:
+                break
+        if self.position == start:
+            self.fail("the attribute's value")
+        return self.text[start : self.position]
+
+    def balanced_end(self, start: int | None = None) -> int:
+        """Position after the bracket that closes the one at `start` (or here)."""
+        start = self.position if start is None else start
+        quick = _parentheses.match(self.text, start)
+        if quick:
+            return quick.end()
+        open_brackets: list[str] = []
+        for match in _token.finditer(self.text, start):
+            token = match[0]
+            if token in _CLOSING:
+                open_brackets.append(_CLOSING[token])
+            elif token in (")", "}", "]"):
+                if token != open_brackets.pop():
+                    self.fail("a matching bracket", match.start())
+                if not open_brackets:
+                    return match.end()
+        self.fail(f"the closing {_CLOSING[self.text[start]]!r}", start)
+
+    def array(self, text: str, position: int) -> Shape:
+        shape = self.shapes.get(text)
+        if shape is None:
+            match = _array_parts.match(text)
+            if match is None or match[1] not in DTYPES:
+                self.fail("an element type such as f32", position)
+            dims = match[2].strip()
+            if dims and not _dims.fullmatch(dims):
+                self.fail("dimensions", position + match.start(2))
+            sizes = tuple(
+                0 if size.strip() == "?" else int(size.strip().removeprefix("<="))
+                for size in dims.split(",")
+                if dims
+            )
+            shape = self.shapes[text] = Shape(match[1], sizes, match[3] or "")
+        return shape
+
+    def shape(self, depth: int = 0) -> Shape:
+        match = _array.match(self.text, self.position)
+        if match:
+            self.position = match.end()
+            return self.array(match[0], match.start())
+        if depth >= _MAX_DEPTH:
+            self.fail("a less deeply nested shape")
+        is_buffer = self.accept("b(")
+        if not is_buffer and not self.accept("("):
+            self.fail("a shape")
+        elements: list[Shape] = []
+        self.skip()
+        while not self.accept(")"):
+            elements.append(self.shape(depth + 1))
+            self.skip()
+            if not self.accept(",") and not self.text.startswith(")", self.position):
+                self.fail("',' or ')' in a tuple's shape")
+            self.skip()
+        return elements[0] if is_buffer and elements else Shape("tuple", elements=tuple(elements))
+
+
+def _bare(name: str) -> str:
+    return name.removeprefix("%").strip("\"'")
+
+
+def _frames(tables: dict[str, dict[int, str]]) -> dict[int, Frame]:
+    def fields(text: str) -> dict[str, int]:
+        return {key: int(value) for key, value in _field.findall(text)}
+
+    def string(table: str, row: int) -> str:
+        return tables.get(table, {}).get(row, "").strip('"')
+
+    frames = {}
+    for row, text in tables.get("StackFrames", {}).items():
+        frame = fields(text)
+        place = fields(tables.get("FileLocations", {}).get(frame.get("file_location_id", 0), ""))
+        frames[row] = Frame(
+            file=string("FileNames", place.get("file_name_id", 0)),
+            line=place.get("line", 0),
+            function=string("FunctionNames", place.get("function_name_id", 0)),
+            # XLA prints the parent's row plus one.
+            parent=frame.get("parent_frame_id", 1) - 1,
+        )
+    return frames

@@ -12,7 +12,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_kernels
 from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
 from fusejax.ops.op import Chain, Op, Stage
 
@@ -54,6 +53,6 @@ def bias_gelu(*, approximate: bool = True) -> Op:
         split_after=("bias",),
         reference=reference,
         reference_gradient=reference_gradient,
-        kernel=functools.partial(pallas_kernels.bias_gelu, approximate=approximate),
-        kernel_refusal=pallas_kernels.bias_gelu_refusal,
+        kernel=functools.partial(gelu.bias_gelu, approximate=approximate),
+        kernel_refusal=gelu.unsupported,
     )

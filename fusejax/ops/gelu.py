@@ -1,7 +1,7 @@
 """GELU in float32 for the stages and in float64 for the references.
 
-    approximate:  z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z**3)))
-    exact:        z / 2 * (1 + erf(z / sqrt(2)))
+approximate:  z / 2 * (1 + tanh(sqrt(2 / pi) * (z + 0.044715 z**3)))
+exact:        z / 2 * (1 + erf(z / sqrt(2)))
 """
 
 import math

@@ -81,8 +81,8 @@ class Op:
     """`reference_gradient(arguments, cotangents, dtype)`: a gradient per argument, float64."""
     kernel: Callable[..., Any]
     """The Pallas kernel; takes the arguments and `interpret`."""
-    kernel_refusal: Callable[[int, int, Any], str | None]
-    """`kernel_refusal(rows, width, dtype)`: why the kernel cannot serve these, or None."""
+    kernel_refusal: Callable[..., str | None]
+    """`kernel_refusal(*arguments)`: why the kernel cannot serve these shapes and dtypes, or None."""
 
     def argument_shapes(self, shape: Sequence[int], dtype: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every argument for tensors of `shape`."""

@@ -14,8 +14,8 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_kernels
 from fusejax.ops.op import Chain, Op, Stage
+from pallas_kernels import layer_norm
 
 EPSILON = 1e-6
 
@@ -52,9 +52,7 @@ def _reference_gradient(
     (dy,) = cotangents
     n, reciprocal = _standardise(x, residual, dtype)
     dn = dy * scale
-    dh = reciprocal * (
-        dn - dn.mean(-1, keepdims=True) - n * (dn * n).mean(-1, keepdims=True)
-    )
+    dh = reciprocal * (dn - dn.mean(-1, keepdims=True) - n * (dn * n).mean(-1, keepdims=True))
     return dh, dh, (dy * n).sum(0), dy.sum(0)
 
 
@@ -76,6 +74,6 @@ def residual_ln() -> Op:
         split_after=("add", "normalize"),
         reference=_reference,
         reference_gradient=_reference_gradient,
-        kernel=pallas_kernels.residual_layer_norm,
-        kernel_refusal=pallas_kernels.residual_layer_norm_refusal,
+        kernel=layer_norm.residual_layer_norm,
+        kernel_refusal=layer_norm.unsupported,
     )

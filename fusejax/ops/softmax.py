@@ -12,8 +12,8 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_kernels
 from fusejax.ops.op import Chain, Op, Stage
+from pallas_kernels import row_softmax
 
 
 def _row_max(x: Any) -> Any:
@@ -65,6 +65,6 @@ def softmax() -> Op:
         split_after=("row_max", "exp", "row_sum"),
         reference=_reference,
         reference_gradient=_reference_gradient,
-        kernel=pallas_kernels.softmax,
-        kernel_refusal=pallas_kernels.softmax_refusal,
+        kernel=row_softmax.softmax,
+        kernel_refusal=row_softmax.unsupported,
     )

@@ -1,0 +1,24 @@
+from typing import Any
+
+from fusejax.compile.targets import Target
+from fusejax.hlo.analysis import Analysis
+from fusejax.program import Program
+from fusejax.resources.kernels import Resources, kernel_resources
+from fusejax.resources.occupancy import Occupancy, SmLimits, limits_of, occupancy
+
+__all__ = [
+    "Occupancy",
+    "Resources",
+    "SmLimits",
+    "kernel_resources",
+    "limits_of",
+    "occupancy",
+    "of_program",
+]
+
+
+def of_program(program: Program, analysis: Analysis, target: Target) -> dict[str, dict[str, Any]]:
+    """`kernel_resources` of an analysed program on a target, as JSON values by kernel name."""
+    limits = limits_of(target.description) if target.description else None
+    found = kernel_resources(program, analysis.kernels, limits)
+    return {name: resources.to_json() for name, resources in found.items()}
