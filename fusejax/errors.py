@@ -2,4 +2,7 @@
 
 
 class UsageError(ValueError):
-    """What the user gave cannot be used. The message is one line: the thing, its value, the next step."""
+    """What the user gave cannot be used.
+
+    The message is one line: the thing, its value, the next step.
+    """

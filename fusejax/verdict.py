@@ -1,5 +1,6 @@
 """Who is fastest, by measurement or by prediction, and what in bytes or launches explains it."""
 
+import itertools
 from collections.abc import Sequence
 
 from fusejax.comparison import PathResult, Step, Verdict
@@ -17,7 +18,7 @@ def judge(paths: Sequence[PathResult], target: Target) -> Verdict | None:
         return None
     basis = _basis(paths)
     fastest = min(paths, key=lambda path: _cost(path, basis))
-    steps = tuple(_step(a, b, target, basis) for a, b in zip(paths, paths[1:], strict=False))
+    steps = tuple(_step(a, b, target, basis) for a, b in itertools.pairwise(paths))
     return Verdict(fastest.name, basis, _summary(paths, fastest, basis), steps)
 
 

@@ -1,4 +1,4 @@
-"""Compares four ways to run an op: eager stages, a split program, XLA's own fusion, a Pallas kernel.
+"""Compares four ways to run an op: eager stages, split program, XLA's fusion, Pallas kernel.
 
 Examples:
   python scripts/compare.py --op residual_ln

@@ -96,7 +96,7 @@ def register_cuda_compiler() -> None:
 
 
 def discover_backends_quietly() -> None:
-    """Has JAX find its back ends now; holds back its report that a GPU-less machine has no cuDNN."""
+    """Has JAX find its back ends, without its report that a GPU-less machine has no cuDNN."""
     import jax
 
     logger = logging.getLogger("jax._src.xla_bridge")

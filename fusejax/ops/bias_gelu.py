@@ -14,6 +14,7 @@ import numpy as np
 
 from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
 from fusejax.ops.op import Chain, Op, Stage
+from pallas_kernels import gelu as gelu_kernels
 
 
 def bias_gelu(*, approximate: bool = True) -> Op:
@@ -53,6 +54,6 @@ def bias_gelu(*, approximate: bool = True) -> Op:
         split_after=("bias",),
         reference=reference,
         reference_gradient=reference_gradient,
-        kernel=functools.partial(gelu.bias_gelu, approximate=approximate),
-        kernel_refusal=gelu.unsupported,
+        kernel=functools.partial(gelu_kernels.bias_gelu, approximate=approximate),
+        kernel_refusal=gelu_kernels.unsupported,
     )

@@ -14,10 +14,11 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
+import pallas_kernels.gelu
 from fusejax.ops.bias_gelu import bias_gelu
 from fusejax.ops.gelu import gelu64, gelu64_slope
 from fusejax.ops.op import Chain, Op, Stage
-from pallas_kernels import gelu
+from pallas_kernels import gelu as gelu_kernels
 
 
 def _row_sum(y: Any) -> Any:
@@ -60,6 +61,6 @@ def bias_gelu_rowsum(*, approximate: bool = True) -> Op:
         split_after=("gelu",),
         reference=reference,
         reference_gradient=reference_gradient,
-        kernel=functools.partial(gelu.bias_gelu_rowsum, approximate=approximate),
-        kernel_refusal=gelu.unsupported,
+        kernel=functools.partial(gelu_kernels.bias_gelu_rowsum, approximate=approximate),
+        kernel_refusal=gelu_kernels.unsupported,
     )

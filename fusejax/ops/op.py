@@ -82,7 +82,7 @@ class Op:
     kernel: Callable[..., Any]
     """The Pallas kernel; takes the arguments and `interpret`."""
     kernel_refusal: Callable[..., str | None]
-    """`kernel_refusal(*arguments)`: why the kernel cannot serve these shapes and dtypes, or None."""
+    """`kernel_refusal(*arguments)`: why the kernel cannot serve such arguments, or None."""
 
     def argument_shapes(self, shape: Sequence[int], dtype: Any) -> tuple[jax.ShapeDtypeStruct, ...]:
         """Shape and dtype of every argument for tensors of `shape`."""

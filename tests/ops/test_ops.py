@@ -10,7 +10,7 @@ from fusejax.ops import OPS
 from fusejax.ops.gelu import gelu64, gelu64_slope
 
 BUILDS = {
-    **{name: build for name, build in OPS.items()},
+    **OPS,
     "bias_gelu_erf": lambda: OPS["bias_gelu"](approximate=False),
     "bias_gelu_rowsum_erf": lambda: OPS["bias_gelu_rowsum"](approximate=False),
 }
