@@ -14,7 +14,7 @@ from fusejax.compile import aot
 from fusejax.compile.targets import Target
 from fusejax.hlo.analyse import analyse
 from fusejax.hlo.analysis import Analysis, Boundary, Reason
-from fusejax.measure import run as measure
+from fusejax.measure import on_machine
 from fusejax.ops.op import Op, nbytes
 from fusejax.paths import Path
 from fusejax.sheet import traffic_sheet
@@ -33,6 +33,7 @@ def compare_op(
     mode: str = "forward",
     names: Sequence[str] = paths.NAMES,
     options: Mapping[str, Any] | None = None,
+    counters: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
     """Compares the paths of `op` on tensors of `shape` [rows, width].
@@ -45,6 +46,7 @@ def compare_op(
       mode: "forward", or "backward" for the gradient of all arguments.
       names: which of `fusejax.paths.NAMES`.
       options: what the op was built with, for the report.
+      counters: count DRAM bytes on the card as well, with Nsight Compute.
       progress: told in a few words what is being done.
 
     Raises:
@@ -73,7 +75,10 @@ def compare_op(
     if target.kind != "device":
         results = _with_cpu_errors(op, mode, shape, dtype, results, progress)
     if target.kind != "deviceless":
-        results |= measure.paths(op, mode, shapes, built, results, target, progress)
+        measured = on_machine.measure(op, mode, shapes, built, target, progress, counters=counters)
+        results |= {
+            name: dataclasses.replace(results[name], **found) for name, found in measured.items()
+        }
     served = [path for path in results.values() if isinstance(path, PathResult)]
     return Comparison(
         op=op.name,

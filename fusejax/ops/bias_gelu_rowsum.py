@@ -14,7 +14,6 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-import pallas_kernels.gelu
 from fusejax.ops.bias_gelu import bias_gelu
 from fusejax.ops.gelu import gelu64, gelu64_slope
 from fusejax.ops.op import Chain, Op, Stage
