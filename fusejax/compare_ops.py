@@ -15,7 +15,7 @@ from fusejax.compile.targets import Target
 from fusejax.hlo.analyse import analyse
 from fusejax.hlo.analysis import Analysis, Boundary, Reason
 from fusejax.measure import on_machine
-from fusejax.ops.op import Op, nbytes
+from fusejax.ops.op import Op, hlo_dtype, nbytes
 from fusejax.paths import Path
 from fusejax.sheet import traffic_sheet
 
@@ -173,7 +173,7 @@ def _dispatch_boundaries(
                 Boundary(
                     producer=label[stage.name],
                     consumers=tuple(label[reader] for reader in readers),
-                    dtype=_hlo_dtype(values[name].dtype),
+                    dtype=hlo_dtype(values[name].dtype),
                     shape=tuple(values[name].shape),
                     written_bytes=0 if name in path.chain.results else size,
                     read_bytes=size * len(readers),
@@ -186,10 +186,6 @@ def _dispatch_boundaries(
                 )
             )
     return boundaries
-
-
-def _hlo_dtype(dtype: Any) -> str:
-    return {"float16": "f16", "bfloat16": "bf16", "float32": "f32"}[np.dtype(dtype).name]
 
 
 def _by_cost(boundaries: Sequence[Boundary]) -> tuple[Boundary, ...]:

@@ -4,9 +4,7 @@ import dataclasses
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
-
-from fusejax.ops.op import Chain, nbytes
+from fusejax.ops.op import Chain, hlo_dtype, nbytes
 
 
 @dataclasses.dataclass(frozen=True)
@@ -57,7 +55,7 @@ def traffic_sheet(chain: Chain, arguments: Sequence[Any]) -> Sheet:
     handovers = [
         Handover(
             value=name,
-            dtype=np.dtype(values[name].dtype).name,
+            dtype=hlo_dtype(values[name].dtype),
             shape=tuple(values[name].shape),
             producer=stage.name,
             consumers=chain.readers(name),

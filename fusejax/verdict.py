@@ -47,7 +47,11 @@ def _said(path: PathResult, basis: str) -> str:
 def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> str:
     ranked = sorted(paths, key=lambda path: _cost(path, basis))
     listed = ", ".join(f"{path.name} {_said(path, basis)}" for path in ranked)
-    lines = [f"{fastest.name} is fastest ({basis}): {listed}."]
+    equal = [p.name for p in ranked if _cost(p, basis) <= _cost(fastest, basis) * (1 + _TIE)]
+    if len(equal) > 1:
+        lines = [f"{' and '.join(equal)} are equally fast ({basis}): {listed}."]
+    else:
+        lines = [f"{fastest.name} is fastest ({basis}): {listed}."]
     by_name = {path.name: path for path in paths}
     if "split" in by_name and "xla" in by_name:
         lines.append(_fused_or_split(by_name["split"], by_name["xla"], basis))
@@ -71,19 +75,21 @@ def _what_differs(slow: PathResult, fast: PathResult) -> str:
     extra_launches = slow.launches - fast.launches
     parts = []
     if extra_bytes:
-        parts.append(f"{slow.name} moves {mib(abs(extra_bytes))} {_more(extra_bytes)}")
+        word = "more" if extra_bytes > 0 else "less"
+        parts.append(f"{slow.name} moves {mib(abs(extra_bytes))} {word}")
     if extra_launches:
-        parts.append(
-            f"{abs(extra_launches)} {_more(extra_launches)} launches".replace("less", "fewer")
-        )
+        count = abs(extra_launches)
+        word = "more" if extra_launches > 0 else "fewer"
+        parts.append(f"{slow.name} launches {count} {word} kernel{'s' if count > 1 else ''}")
     boundary = _costliest_new(slow, fast)
     if boundary is not None and extra_bytes > 0:
         parts.append(f"it {_handing_over(boundary)}, because {_uncapped(boundary.reason.text)}")
+    if slow.programs != fast.programs:
+        parts.append(
+            f"{slow.name} is {slow.programs} programs dispatched one after another, {fast.name} "
+            f"{fast.programs}"
+        )
     return "; ".join(parts) or "bytes and launches are equal, so the difference lies inside kernels"
-
-
-def _more(amount: int) -> str:
-    return "more" if amount > 0 else "less"
 
 
 def _uncapped(text: str) -> str:

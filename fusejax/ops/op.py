@@ -100,6 +100,12 @@ def apply(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
     return dict(zip(stage.outputs, outputs, strict=True))
 
 
+def hlo_dtype(dtype: Any) -> str:
+    """HLO's name of a floating-point dtype: "bf16", "f32"."""
+    name = np.dtype(dtype).name
+    return name.replace("bfloat", "bf").replace("float", "f")
+
+
 def nbytes(value: Any) -> int:
     """Bytes of an array or a `jax.ShapeDtypeStruct`."""
     return math.prod(value.shape) * np.dtype(value.dtype).itemsize

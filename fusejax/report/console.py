@@ -1,5 +1,7 @@
 """A comparison as tables for a terminal, at most 100 columns wide."""
 
+import pathlib
+
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -90,33 +92,42 @@ def _sheet(comparison: Comparison) -> Table:
 
 
 def _paths(comparison: Comparison) -> Table:
-    table = _table(
-        "Paths",
-        ("path", "left"), ("launches", "right"), ("read", "right"), ("written", "right"),
-        ("x min", "right"), ("predicted", "right"), ("kernels", "right"), ("low-high", "right"),
-        ("end to end", "right"), ("compile s", "right"), ("max rel err", "right"),
-    )  # fmt: skip
+    timed = [path.timing for path in comparison.served() if path.timing]
+    on_card = any(timing.device_us is not None for timing in timed)
+    columns = [
+        ("path", "left"), ("launches", "right"), ("read MiB", "right"), ("written MiB", "right"),
+        ("x min", "right"), ("predicted µs", "right"),
+    ]  # fmt: skip
+    if on_card:
+        columns.append(("kernels µs", "right"))
+    if timed:
+        columns += [("10-90 %", "right"), ("end to end µs", "right")]
+    columns += [("compile s", "right"), ("max rel err", "right")]
+    table = _table("Paths", *columns)
     for name, path in comparison.paths.items():
         error = f"{path.error.max_rel:.1e}" if path.error else ""
         if isinstance(path, Refusal):
-            table.add_row(name, *["-"] * 9, error)
+            table.add_row(name, *["-"] * (len(columns) - 2), error)
             continue
-        timing = path.timing
-        bound = "<" if path.traffic.is_bound else ""
-        table.add_row(
+        bound = "<= " if path.traffic.is_bound else ""
+        cells = [
             name,
             str(path.launches),
-            bound + mib(path.traffic.read),
-            mib(path.traffic.written),
+            f"{bound}{path.traffic.read / 2**20:,.1f}",
+            f"{path.traffic.written / 2**20:,.1f}",
             f"{path.traffic.total / comparison.minimum_bytes:.2f}",
-            f"{path.predicted_us:,.1f} µs" if path.predicted_us is not None else "",
-            f"{timing.device_us:,.1f} µs" if timing and timing.device_us is not None else "",
-            _spread(timing),
-            f"{timing.end_to_end_us:,.1f} µs" if timing else "",
-            _compile(path),
-            error,
-        )
+            _us(path.predicted_us),
+        ]
+        if on_card:
+            cells.append(_us(path.timing.device_us if path.timing else None))
+        if timed:
+            cells += [_spread(path.timing), _us(path.timing.end_to_end_us if path.timing else None)]
+        table.add_row(*cells, _compile(path), error)
     return table
+
+
+def _us(time: float | None) -> str:
+    return "" if time is None else f"{time:,.1f}"
 
 
 def _spread(timing: Timing | None) -> str:
@@ -145,7 +156,7 @@ def _kernels(comparison: Comparison) -> Table:
         "Kernels in launch order",
         ("path", "left"), ("kernel", "left"), ("emitter", "left"), ("scopes", "left"),
         ("bytes", "right"), ("regs", "right"), ("spill", "right"), ("occ.", "right"),
-        ("time", "right"),
+        ("µs", "right"),
     )  # fmt: skip
     for path in comparison.served():
         times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
@@ -161,7 +172,7 @@ def _kernels(comparison: Comparison) -> Table:
                 _number(used.get("registers")),
                 _number(used.get("spill_bytes")),
                 "" if occupancy is None else f"{occupancy:.0%}",
-                "" if time is None else f"{time:,.1f} µs",
+                _us(time),
             )
     return table
 
@@ -173,12 +184,12 @@ def _number(value: int | None) -> str:
 def _boundaries(comparison: Comparison) -> Table:
     table = _table(
         "Boundaries: tensors that one kernel writes and another reads",
-        ("path", "left"), ("tensor", "left"), ("written", "right"), ("read", "right"),
+        ("path", "left"), ("tensor", "left"), ("written", "right"), ("re-read", "right"),
         ("from -> to", "left"), ("why", "left"),
     )  # fmt: skip
     for path in comparison.served():
         for b in path.boundaries:
-            source = f" ({b.source})" if b.source else ""
+            source = f" ({pathlib.Path(b.source).name})" if b.source else ""
             table.add_row(
                 path.name,
                 tensor(b.dtype, b.shape),

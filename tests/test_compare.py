@@ -1,0 +1,260 @@
+"""The comparison end to end, compiled for cards that are not there."""
+
+import dataclasses
+import json
+import math
+import pathlib
+import subprocess
+import sys
+
+import ml_dtypes
+import numpy as np
+import pytest
+
+from fusejax.compare_ops import compare_op
+from fusejax.comparison import PathResult, Refusal
+from fusejax.ops import OPS
+from fusejax.ops.op import hlo_dtype
+from fusejax.report.document import comparison_json
+
+BF16 = np.dtype(ml_dtypes.bfloat16)
+SCRIPT = pathlib.Path(__file__).parents[1] / "scripts" / "compare.py"
+TENSOR16 = 8192 * 8192 * 2
+
+
+@pytest.fixture(scope="module")
+def rowsum(deviceless):
+    return compare_op(OPS["bias_gelu_rowsum"](), (8192, 8192), BF16, deviceless("h200"))
+
+
+def test_bias_gelu_rowsum_launches_and_bytes(rowsum):
+    paths = rowsum.paths
+    assert {name: path.launches for name, path in paths.items()} == {
+        "eager": 3,
+        "split": 2,
+        "xla": 2,
+        "pallas": 1,
+    }
+    minimum = 2 * TENSOR16 + 2 * 8192 + 4 * 8192
+    assert rowsum.minimum_bytes == minimum
+    assert abs(paths["pallas"].traffic.total / minimum - 1) < 1e-3
+    assert paths["split"].traffic.total == minimum + TENSOR16
+    assert paths["xla"].traffic.total == minimum + 2 * 2 * TENSOR16
+    assert paths["eager"].traffic.total == minimum + 3 * TENSOR16
+
+
+def test_xla_writes_a_wide_tensor_and_the_cost_model_is_why(rowsum):
+    (boundary,) = rowsum.paths["xla"].boundaries
+    assert (boundary.dtype, boundary.shape) == ("f32", (8192, 8192))
+    assert boundary.written_bytes == boundary.read_bytes == 268_435_456
+    assert boundary.reason.kind == "cost_model"
+    assert boundary.reason.us_fused > boundary.reason.us_unfused
+    assert any("wider" in warning for warning in rowsum.paths["xla"].warnings)
+
+
+def test_split_hands_over_the_16_bit_tensor(rowsum):
+    (boundary,) = rowsum.paths["split"].boundaries
+    assert (boundary.dtype, boundary.shape) == ("bf16", (8192, 8192))
+    assert boundary.reason.kind == "barrier"
+    # It is a result too, so it is written in any case: the re-read is what it costs.
+    assert (boundary.written_bytes, boundary.read_bytes) == (0, TENSOR16)
+
+
+def test_verdict_says_that_splitting_wins(rowsum):
+    verdict = rowsum.verdict
+    assert (verdict.fastest, verdict.basis) == ("pallas", "predicted")
+    assert "Splitting wins over XLA's own fusion" in verdict.summary
+    assert "f32[8192,8192]" in verdict.summary
+    step = next(step for step in verdict.steps if (step.origin, step.to) == ("split", "xla"))
+    assert step.removed_bytes == -3 * TENSOR16
+    assert step.predicted_gain_us < 0
+    assert step.measured_gain_us is None
+
+
+@pytest.mark.parametrize(
+    ("name", "launches"),
+    [
+        ("residual_ln", {"eager": 3, "split": 3, "xla": 1, "pallas": 1}),
+        ("bias_gelu", {"eager": 2, "split": 2, "xla": 1, "pallas": 1}),
+        ("softmax", {"eager": 4, "split": 4, "xla": 1, "pallas": 1}),
+    ],
+)
+def test_launches_at_8192(name, launches, deviceless):
+    comparison = compare_op(OPS[name](), (8192, 8192), np.float16, deviceless("h200"))
+    assert {path: found.launches for path, found in comparison.paths.items()} == launches
+    for path in ("xla", "pallas"):
+        assert comparison.paths[path].boundaries == ()
+        assert comparison.paths[path].traffic.total == comparison.minimum_bytes
+    assert {b.reason.kind for b in comparison.paths["split"].boundaries} == {"barrier"}
+    assert {b.reason.kind for b in comparison.paths["eager"].boundaries} == {"dispatch"}
+    assert "Fusing wins over splitting" in comparison.verdict.summary
+
+
+@pytest.mark.parametrize("name", OPS)
+@pytest.mark.parametrize(("dtype", "shape"), [(np.float32, (512, 1024)), (BF16, (300, 640))])
+def test_every_boundary_of_the_split_path_survives(name, dtype, shape, deviceless):
+    op = OPS[name]()
+    split = compare_op(op, shape, dtype, deviceless("h100"), names=("split",)).paths["split"]
+    values = op.chain.shapes(op.argument_shapes(shape, dtype))
+    held = {
+        (hlo_dtype(values[name].dtype), math.prod(values[name].shape))
+        for stage in op.chain.stages
+        if stage.name in op.split_after
+        for name in stage.outputs
+    }
+    found = {(b.dtype, math.prod(b.shape)) for b in split.boundaries if b.reason.kind == "barrier"}
+    assert found == held
+    assert split.launches >= len(op.split_after) + 1
+
+
+@pytest.mark.parametrize("name", OPS)
+def test_backward_compares_what_there_is(name, deviceless):
+    op = OPS[name]()
+    found = compare_op(op, (512, 1024), np.float16, deviceless("h200"), mode="backward")
+    assert isinstance(found.paths["pallas"], Refusal)
+    assert "backward" in found.paths["pallas"].reason
+    for path in ("eager", "split", "xla"):
+        assert found.paths[path].error.max_rel < 2e-2
+        assert found.paths[path].traffic.total >= found.minimum_bytes * 0.99
+    assert found.paths["eager"].launches >= found.sheet.launches
+
+
+@pytest.mark.parametrize(
+    ("shape", "dtype", "card", "said"),
+    [
+        ((64, 769), np.float16, "h200", "769"),
+        ((64, 16512), np.float16, "h200", "16512"),
+        ((64, 1024), np.float16, "a100", "compute capability"),
+    ],
+)
+def test_a_path_that_cannot_serve_is_a_row_with_its_reason(shape, dtype, card, said, deviceless):
+    found = compare_op(OPS["softmax"](), shape, dtype, deviceless(card), names=("xla", "pallas"))
+    assert said in found.paths["pallas"].reason
+    assert isinstance(found.paths["xla"], PathResult)
+    assert found.verdict.fastest == "xla"
+
+
+def test_errors_are_small_and_say_where_they_come_from(rowsum):
+    for name, path in rowsum.paths.items():
+        assert path.error.where == ("simulation" if name == "pallas" else "cpu")
+        assert 0 < path.error.max_rel < 1e-2
+
+
+def test_document_follows_the_schema(rowsum):
+    document = json.loads(json.dumps(comparison_json(rowsum), allow_nan=False))
+    assert document["schema"] == "fusejax.compare/1"
+    assert document["shape"] == [8192, 8192]
+    assert document["target"]["kind"] == "deviceless"
+    for path in document["paths"].values():
+        assert path["status"] == "ok"
+        assert path["bytes"]["modelled"]["total"] == sum(
+            kernel["bytes"]["total"] * kernel["count"] for kernel in path["kernels"]
+        )
+        assert path["bytes"]["measured"] is None
+        assert path["time_us"]["predicted"] > 0
+        assert path["time_us"]["measured"] is None
+        assert path["compile_s"]["cold"] > 0
+        assert path["error"]["reference"] == "float64"
+        for kernel in path["kernels"]:
+            assert {"name", "emitter", "scopes", "count", "registers", "occupancy"} <= kernel.keys()
+    assert {c["from"] for c in document["verdict"]["comparisons"]} == {"eager", "split", "xla"}
+
+
+def test_a_refused_path_is_in_the_document(deviceless):
+    found = compare_op(OPS["softmax"](), (8, 31), np.float32, deviceless("h200"), names=("pallas",))
+    document = comparison_json(found)
+    assert document["paths"]["pallas"]["status"] == "unsupported"
+    assert "31" in document["paths"]["pallas"]["reason"]
+    assert document["verdict"] is None
+
+
+def run(*flags, cwd=None):
+    return subprocess.run(
+        [sys.executable, str(SCRIPT), *flags], capture_output=True, text=True, check=False, cwd=cwd
+    )
+
+
+def test_script_on_the_cpu(tmp_path):
+    file = tmp_path / "report.json"
+    done = run(
+        "--op=softmax", "--shape=64,256", "--target=cpu", "--dtype=float32", f"--json={file}"
+    )
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    document = json.loads(file.read_text())
+    pallas = document["paths"]["pallas"]
+    assert pallas["status"] == "unsupported"
+    assert pallas["error"]["where"] == "simulation"
+    assert pallas["error"]["max_rel"] < 1e-5
+    assert pallas["time_us"]["measured"] is None
+    assert document["paths"]["xla"]["time_us"]["measured"] > 0
+    assert document["paths"]["xla"]["time_us"]["predicted"] is None
+    assert [path.name for path in tmp_path.iterdir()] == ["report.json"]
+
+
+def test_script_without_a_device(deviceless):
+    done = run("--op=residual_ln", "--target=h200")
+    assert done.returncode == 0, done.stderr
+    assert max(len(line) for line in done.stdout.splitlines()) <= 100
+    assert "predicted" in done.stdout
+    for noise in ("cuInit", "cuDNN", "Traceback", "WARNING"):
+        assert noise not in done.stderr + done.stdout
+
+
+@pytest.mark.parametrize(
+    ("flags", "said"),
+    [
+        (["--op=relu"], ["--op", "'relu'", "residual_ln"]),
+        ([], ["--op", "missing", "residual_ln"]),
+        (["--op=softmax", "--paths=xla,cuda"], ["--paths", "'cuda'", "pallas"]),
+        (["--op=softmax", "--target=h300"], ["--target", "'h300'", "h200"]),
+        (["--op=softmax", "--dtype=int8"], ["--dtype", "'int8'", "bfloat16"]),
+        (["--op=softmax", "--mode=sideways"], ["--mode", "'sideways'", "backward"]),
+        (["--op=softmax", "--shape=8"], ["--shape", "'8'", "8192,8192"]),
+        (["--op=softmax", "--shape=8,8,8"], ["--shape", "'8,8,8'", "8192,8192"]),
+        (["--op=softmax", "--shape=0,8"], ["--shape", "'0,8'", "8192,8192"]),
+        (["--op=softmax", "--shape=8,-4"], ["--shape", "'8,-4'", "8192,8192"]),
+        (["--op=softmax", "--shape=8,x"], ["--shape", "'8,x'", "8192,8192"]),
+        (["--op=softmax", "--shape="], ["--shape", "''", "8192,8192"]),
+        (["--op=softmax", "--target=no/such.txtpb"], ["--target", "no/such.txtpb"]),
+        (["--op=softmax", "--json=no/such/folder.json"], ["--json", "no/such/folder.json"]),
+        (["--op=softmax", "--noapproximate"], ["--approximate", "softmax"]),
+        (["--op=softmax", "--target=cpu", "--counters"], ["--counters", "device"]),
+        (["--op=softmax", "--no-such-flag"], ["no-such-flag"]),
+        (["softmax"], ["softmax"]),
+    ],
+)
+def test_a_mistake_is_one_line_and_exit_code_2(flags, said, tmp_path):
+    done = run(*flags, cwd=tmp_path)
+    assert done.returncode == 2
+    assert done.stdout == ""
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    for words in said:
+        assert words in done.stderr
+    assert list(tmp_path.iterdir()) == []
+
+
+def test_help_teaches_and_list_lists():
+    helped = run("--help")
+    assert helped.returncode == 0
+    assert "scripts/compare.py --op residual_ln" in helped.stdout
+    assert "--shape" in helped.stdout
+    listed = run("--list")
+    assert listed.returncode == 0
+    assert all(name in listed.stdout for name in OPS)
+
+
+def test_measured_times_overrule_predicted_ones(rowsum):
+    from fusejax.comparison import Timing
+    from fusejax.verdict import judge
+
+    us = {"eager": 300.0, "split": 150.0, "xla": 210.0, "pallas": 400.0}
+    timed = [
+        dataclasses.replace(path, timing=Timing(us[name], us[name], us[name], us[name]))
+        for name, path in rowsum.paths.items()
+    ]
+    verdict = judge(timed, rowsum.target)
+    assert (verdict.fastest, verdict.basis) == ("split", "measured")
+    last = verdict.steps[-1]
+    assert last.measured_gain_us == -190.0
+    assert "predict the opposite" in last.explanation
