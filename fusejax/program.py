@@ -21,5 +21,7 @@ class Program:
     """The priority-fusion pass's dump: text of a FusionProcessDumpProto."""
     launch_order: str | None = None
     """The thunk sequence: what is launched, in order, with grid, threads and shared memory."""
+    target_config: str | None = None
+    """The card that it was compiled for: text of a GpuTargetConfigProto."""
     ptx: tuple[str, ...] = ()
     """PTX of every kernel that XLA generated itself."""

@@ -2,8 +2,6 @@
 
 import dataclasses
 import functools
-import pathlib
-import tempfile
 import time
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -12,15 +10,10 @@ import jax
 from jax.experimental import topologies
 
 from fusejax.compile import platform
+from fusejax.compile.dump import compile_with_dump
 from fusejax.compile.targets import Target
 from fusejax.errors import UsageError
 from fusejax.program import Program
-
-# Together these add nothing measurable to a compile; dumping every emitter stage costs 8 times it.
-_DUMP_OPTIONS = {
-    "xla_dump_hlo_pass_re": "priority-fusion",
-    "xla_dump_emitter_re": "^ptx$",
-}
 
 
 @dataclasses.dataclass(frozen=True)
@@ -51,13 +44,8 @@ def compile_program(
       Whatever tracing, lowering or compiling `function` raises.
     """
     start = time.perf_counter()
-    lowered = _lower(function, arguments, target)
-    with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
-        # A folder of its own makes the compile options unlike any other's, so that JAX's persistent
-        # cache, whose hits write no dump, cannot answer.
-        executable = lowered.compile(compiler_options={"xla_dump_to": folder, **_DUMP_OPTIONS})
-        seconds = time.perf_counter() - start
-        program = _read_dump(pathlib.Path(folder), executable.as_text())
+    executable, program = compile_with_dump(_lower(function, arguments, target))
+    seconds = time.perf_counter() - start
     return Compilation(program, seconds, _executable_bytes(executable), executable)
 
 
@@ -114,22 +102,6 @@ def _topology(target: Target) -> Any:
             f"--target {target.name!r} is not a description that XLA accepts ({reason}): give the "
             "text form of a GpuTargetConfigProto"
         ) from error
-
-
-def _read_dump(folder: pathlib.Path, hlo: str) -> Program:
-    def text(pattern: str) -> str | None:
-        found = sorted(folder.glob(pattern))
-        return found[0].read_text() if found else None
-
-    header = hlo.split(None, 2)
-    return Program(
-        name=header[1].rstrip(",") if len(header) > 1 else "",
-        hlo=hlo,
-        unoptimised=text("*.before_optimizations.txt"),
-        decisions=text("*.priority_fusion_dump.txt"),
-        launch_order=text("*.thunk_sequence.txt"),
-        ptx=tuple(path.read_text() for path in sorted(folder.glob("*.ptx"))),
-    )
 
 
 def _executable_bytes(executable: Any) -> int | None:

@@ -6,6 +6,7 @@ import re
 
 from fusejax.compile import platform
 from fusejax.compile.cards import CARDS, describe
+from fusejax.compile.dump import compile_with_dump
 from fusejax.errors import UsageError
 
 NAMES = ("auto", "cpu", "device", *CARDS)
@@ -146,15 +147,14 @@ def device() -> Target:
             "pip install 'fusejax[cuda]' and leave JAX_PLATFORMS unset"
         )
     import jax
-    from jax.experimental import topologies
 
-    description = topologies.get_topology_for_devices(jax.devices("cuda")[:1]).target_config
+    card = jax.devices("cuda")[0]
+    with jax.default_device(card):
+        probe = jax.jit(lambda x: x + 1).lower(jax.ShapeDtypeStruct((8,), "float32"))
+        _, program = compile_with_dump(probe)
+    description = program.target_config or ""
     return Target(
-        "device",
-        "device",
-        jax.devices("cuda")[0].device_kind,
-        _integer(description, "memory_bandwidth"),
-        description,
+        "device", "device", card.device_kind, _integer(description, "memory_bandwidth"), description
     )
 
 

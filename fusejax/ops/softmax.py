@@ -41,7 +41,7 @@ def _reference(x: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
 def _reference_gradient(
     arguments: tuple[np.ndarray, ...], cotangents: tuple[np.ndarray, ...], dtype: Any
 ) -> tuple[np.ndarray, ...]:
-    (y,) = _reference(*arguments, dtype)
+    (y,) = _reference(arguments[0], dtype)
     (dy,) = cotangents
     return (y * (dy - (dy * y).sum(-1, keepdims=True)),)
 

@@ -24,9 +24,10 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
     console.print()
     console.print(_sheet(comparison))
     console.print(_paths(comparison))
-    refused = [path for path in comparison.paths.values() if isinstance(path, Refusal)]
-    for path in refused:
-        console.print(f"{path.name}: not compared: {path.reason}", highlight=False, markup=False)
+    for refused in comparison.paths.values():
+        if isinstance(refused, Refusal):
+            reason = f"{refused.name}: not compared: {refused.reason}"
+            console.print(reason, highlight=False, markup=False)
     _print_notes(comparison, console)
     console.print()
     console.print(_kernels(comparison))
