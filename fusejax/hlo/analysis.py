@@ -42,6 +42,8 @@ class Kernel:
     """Launches per run of the program: 1, or the product of the trip counts around it."""
     traffic: Traffic
     """Of one launch."""
+    direction: str | None = None
+    """forward, backward (its instructions come from transposition) or both; None where not told."""
 
 
 @dataclasses.dataclass(frozen=True)

@@ -1,10 +1,10 @@
 """Reads HLO text: as printed by XLA over the years, dumped, published or written by hand."""
 
-import re
+import itertools
 from typing import NamedTuple, NoReturn
 
 from fusejax.errors import UsageError
-from fusejax.hlo import infer
+from fusejax.hlo import frames, grammar, infer
 from fusejax.hlo.module import (
     CALLING,
     DTYPES,
@@ -16,51 +16,6 @@ from fusejax.hlo.module import (
     Shape,
     called_names,
 )
-
-# Possessive quantifiers throughout: no input, however broken, makes a match go back over its tracks.
-_SPACE = r"(?:\s++|/\*(?:[^*]|\*(?!/))*+\*/|//[^\n]*+)*+"
-_STRING = r'"(?:[^"\\]++|\\.)*+"'
-_NAME = rf"%?+(?:{_STRING}|'(?:[^'\\]++|\\.)*+'|[A-Za-z0-9_][\w.\-]*+)"
-_ARRAY = r"[a-z][a-z0-9]*+\[[^\]\n]*+\](?:\{[^{}]*+\})?+"
-
-
-def _nested(opening: str, closing: str, depth: int) -> str:
-    plain = rf'[^{opening}{closing}"]++|{_STRING}'
-    pattern = rf"{opening}(?:{plain})*+{closing}"
-    for _ in range(depth):
-        pattern = rf"{opening}(?:{plain}|{pattern})*+{closing}"
-    return pattern
-
-
-_FLAGS = re.DOTALL
-_space = re.compile(_SPACE, _FLAGS)
-_name = re.compile(_NAME, _FLAGS)
-_array = re.compile(_ARRAY)
-_array_parts = re.compile(r"([a-z][a-z0-9]*)\[([^\]\n]*)\](?:\{([^{}]*)\})?")
-_dims = re.compile(r"\s*(?:(?:<=)?\s*[0-9]{1,18}|\?)(?:\s*,\s*(?:(?:<=)?\s*[0-9]{1,18}|\?))*\s*")
-_opcode = re.compile(r"([A-Za-z_][\w\-]*+)\s*+\(")
-_instruction = re.compile(
-    rf"(ROOT\s++)?+({_NAME})\s*+=\s*+(?:({_ARRAY})\s*+([A-Za-z_][\w\-]*+)\()?+", _FLAGS
-)
-_parentheses = re.compile(_nested(r"\(", r"\)", 3), _FLAGS)
-_operand = re.compile(rf"{_SPACE}(?:({_ARRAY})\s++)?+({_NAME})((?:#\d++)*+){_SPACE}([,)])", _FLAGS)
-_piece = (
-    rf"[^\s,{{}}()\[\]\"]++|{_STRING}|{_nested('{', '}', 6)}"
-    rf"|{_nested(r'\[', r'\]', 2)}|{_nested(r'\(', r'\)', 2)}"
-)
-_attribute = re.compile(
-    rf",{_SPACE}([\w.\-]++)\s*+=\s*+((?:{_piece})(?:{_piece}|\s++(?=\{{))*+)", _FLAGS
-)
-_key = re.compile(rf",{_SPACE}([\w.\-]++)\s*+=\s*+", _FLAGS)
-_anonymous = re.compile(rf"\{{{_SPACE}(?:ROOT\s++)?+{_NAME}\s*+=", _FLAGS)
-_token = re.compile(rf"{_STRING}|/\*(?:[^*]|\*(?!/))*+\*/|//[^\n]*+|[(){{}}\[\]]", _FLAGS)
-_string = re.compile(_STRING, _FLAGS)
-_plain = re.compile(r'[^\s,{}()\[\]"]++', _FLAGS)
-_header = re.compile(r"HloModule\s++([^\s,{}]++)")
-_table = re.compile(r"(FileNames|FunctionNames|FileLocations|StackFrames)\b")
-_row = re.compile(rf"\s*+([0-9]{{1,9}})\s++({_STRING}|\{{[^{{}}]*+\}})", _FLAGS)
-_field = re.compile(r"(\w+)=([0-9]{1,9})\b")
-_separator = re.compile(r"^//[ \t]*-{3,}[ \t]*$", re.MULTILINE)
 
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _MAX_DEPTH = 64
@@ -94,9 +49,9 @@ def read_modules(text: str) -> tuple[Module, ...]:
     """
     if "\0" in text[:4096]:
         raise UsageError("line 1: expected HLO text, found binary data")
-    starts = [0, *(match.end() for match in _separator.finditer(text)), len(text)]
+    starts = [0, *(match.end() for match in grammar.SEPARATOR.finditer(text)), len(text)]
     modules: list[Module] = []
-    for start, end in zip(starts, starts[1:], strict=False):
+    for start, end in itertools.pairwise(starts):
         reader = _Reader(text, start, end)
         while not reader.at_end():
             modules.append(reader.module())
@@ -127,7 +82,7 @@ class _Reader:
         )
 
     def skip(self) -> None:
-        self.position = _space.match(self.text, self.position).end()  # type: ignore[union-attr]
+        self.position = grammar.SPACE.match(self.text, self.position).end()  # type: ignore[union-attr]
 
     def at_end(self) -> bool:
         self.skip()
@@ -145,7 +100,7 @@ class _Reader:
             self.fail(repr(word))
 
     def name(self, what: str) -> str:
-        match = _name.match(self.text, self.position)
+        match = grammar.NAME.match(self.text, self.position)
         if match is None:
             self.fail(what)
         self.position = match.end()
@@ -153,10 +108,10 @@ class _Reader:
 
     def module(self) -> Module:
         self.computations = {}
-        header = self.header() if _header.match(self.text, self.position) else None
+        header = self.header() if grammar.HEADER.match(self.text, self.position) else None
         entry = None
         while not self.at_end():
-            if _header.match(self.text, self.position) and self.computations:
+            if grammar.HEADER.match(self.text, self.position) and self.computations:
                 break
             name, is_entry = self.computation()
             entry = name if is_entry else entry
@@ -168,21 +123,21 @@ class _Reader:
         return Module(name, attributes, self.computations, entry, frames)
 
     def header(self) -> _Header:
-        match = _header.match(self.text, self.position)
+        match = grammar.HEADER.match(self.text, self.position)
         assert match is not None
         self.position = match.end()
         attributes = self.attributes(0)
         tables: dict[str, dict[int, str]] = {}
-        while not self.at_end() and (table := _table.match(self.text, self.position)):
+        while not self.at_end() and (table := grammar.TABLE.match(self.text, self.position)):
             self.position = table.end()
             rows = tables.setdefault(table[1], {})
-            while row := _row.match(self.text, self.position):
+            while row := grammar.ROW.match(self.text, self.position):
                 self.position = row.end()
                 rows[int(row[1])] = row[2]
-        return _Header(match[1], attributes, _frames(tables))
+        return _Header(match[1], attributes, frames.join(tables))
 
     def computation(self) -> tuple[str, bool]:
-        is_entry = bool(re.compile(r"ENTRY\b").match(self.text, self.position))
+        is_entry = bool(grammar.ENTRY.match(self.text, self.position))
         if is_entry:
             self.position += len("ENTRY")
             self.skip()
@@ -220,7 +175,7 @@ class _Reader:
         self, instructions: list[Instruction], known: dict[str, Shape], depth: int
     ) -> None:
         start = self.position
-        match = _instruction.match(self.text, start)
+        match = grammar.INSTRUCTION.match(self.text, start)
         if match is None:
             self.fail("an instruction or '}'")
         self.position = match.end()
@@ -237,10 +192,10 @@ class _Reader:
     def shape_and_opcode(self) -> tuple[Shape | None, str]:
         self.skip()
         shape = None
-        if (match := _opcode.match(self.text, self.position)) is None or match[1] == "b":
+        if (match := grammar.OPCODE.match(self.text, self.position)) is None or match[1] == "b":
             shape = self.shape()
             self.skip()
-            match = _opcode.match(self.text, self.position)
+            match = grammar.OPCODE.match(self.text, self.position)
         if match is None:
             self.fail("an opcode and '('")
         self.position = match.end()
@@ -265,7 +220,7 @@ class _Reader:
             literal = self.text[start : end - 1]
             self.position = end
         elif opcode == "parameter":
-            match = re.compile(r"\s*([0-9]{1,9})\s*\)").match(self.text, start)
+            match = grammar.PARAMETER_NUMBER.match(self.text, start)
             if match is None:
                 self.fail("the parameter's number")
             literal, self.position = match[1], match.end()
@@ -291,7 +246,7 @@ class _Reader:
         while True:
             self.skip()
             start = self.position
-            match = _operand.match(text, start)
+            match = grammar.OPERAND.match(text, start)
             if match is None:
                 found.append(self.long_operand(instructions, known, depth))
                 self.skip()
@@ -325,10 +280,10 @@ class _Reader:
             self.fail("less deeply nested instructions")
         start = self.position
         shape = None
-        if _opcode.match(self.text, start) is None:
+        if grammar.OPCODE.match(self.text, start) is None:
             shape = self.shape()
             self.skip()
-        if opcode := _opcode.match(self.text, self.position):
+        if opcode := grammar.OPCODE.match(self.text, self.position):
             self.position = opcode.end()
             name = f"{opcode[1]}.{len(instructions)}"
             while name in known:
@@ -337,35 +292,36 @@ class _Reader:
             return Operand(name)
         position = self.position
         name = self.name("the name of an operand")
-        element = re.compile(r"(?:#[0-9]{1,9})*").match(self.text, self.position)
+        element = grammar.ELEMENT.match(self.text, self.position)
         assert element is not None
         self.position = element.end()
         return self.operand(name, element[0], known, position)
 
     def attributes(self, depth: int) -> dict[str, str]:
-        text, found = self.text, {}
+        text = self.text
+        found: dict[str, str] = {}
         while True:
-            match = _attribute.match(text, self.position)
+            match = grammar.ATTRIBUTE.match(text, self.position)
             if match is None:
                 self.skip()
                 if not text.startswith(",", self.position):
                     return found
-                key = _key.match(text, self.position)
-                if key is None:
+                match = grammar.KEY.match(text, self.position)
+                if match is None:
                     self.fail("an attribute", self.position + 1)
-                self.position = key.end()
-                found[key[1]] = self.long_value()
-                continue
-            key_text, value = match[1], match[2]
-            if key_text in _CALLING:
-                if "=" in value and value[0] == "{" and _anonymous.match(value):
-                    self.position = match.start(2)
+                self.position = start = match.end()
+                value = None
+            else:
+                self.position, start, value = match.end(), match.start(2), match[2]
+            key = match[1]
+            if key in _CALLING:
+                if grammar.ANONYMOUS.match(text, start):
+                    self.position = start
                     value = self.unnamed(depth)
-                    found[key_text] = value
-                    continue
-                self.check_called(key_text, value, match.start(2))
-            found[key_text] = value
-            self.position = match.end()
+                else:
+                    value = value or self.long_value()
+                    self.check_called(key, value, start)
+            found[key] = value or self.long_value()
 
     def check_called(self, key: str, value: str, position: int) -> None:
         for name in called_names(value):
@@ -392,7 +348,7 @@ class _Reader:
             character = self.text[self.position : self.position + 1]
             if character and character in _CLOSING:
                 self.position = self.balanced_end()
-            elif match := (_plain.match if character != '"' else _string.match)(
+            elif match := (grammar.PLAIN.match if character != '"' else grammar.STRING.match)(
                 self.text, self.position
             ):
                 self.position = match.end()
@@ -405,11 +361,11 @@ class _Reader:
     def balanced_end(self, start: int | None = None) -> int:
         """Position after the bracket that closes the one at `start` (or here)."""
         start = self.position if start is None else start
-        quick = _parentheses.match(self.text, start)
+        quick = grammar.PARENTHESES.match(self.text, start)
         if quick:
             return quick.end()
         open_brackets: list[str] = []
-        for match in _token.finditer(self.text, start):
+        for match in grammar.TOKEN.finditer(self.text, start):
             token = match[0]
             if token in _CLOSING:
                 open_brackets.append(_CLOSING[token])
@@ -423,11 +379,11 @@ class _Reader:
     def array(self, text: str, position: int) -> Shape:
         shape = self.shapes.get(text)
         if shape is None:
-            match = _array_parts.match(text)
+            match = grammar.ARRAY_PARTS.match(text)
             if match is None or match[1] not in DTYPES:
                 self.fail("an element type such as f32", position)
             dims = match[2].strip()
-            if dims and not _dims.fullmatch(dims):
+            if dims and not grammar.DIMS.fullmatch(dims):
                 self.fail("dimensions", position + match.start(2))
             sizes = tuple(
                 0 if size.strip() == "?" else int(size.strip().removeprefix("<="))
@@ -438,7 +394,7 @@ class _Reader:
         return shape
 
     def shape(self, depth: int = 0) -> Shape:
-        match = _array.match(self.text, self.position)
+        match = grammar.ARRAY.match(self.text, self.position)
         if match:
             self.position = match.end()
             return self.array(match[0], match.start())
@@ -460,24 +416,3 @@ class _Reader:
 
 def _bare(name: str) -> str:
     return name.removeprefix("%").strip("\"'")
-
-
-def _frames(tables: dict[str, dict[int, str]]) -> dict[int, Frame]:
-    def fields(text: str) -> dict[str, int]:
-        return {key: int(value) for key, value in _field.findall(text)}
-
-    def string(table: str, row: int) -> str:
-        return tables.get(table, {}).get(row, "").strip('"')
-
-    frames = {}
-    for row, text in tables.get("StackFrames", {}).items():
-        frame = fields(text)
-        place = fields(tables.get("FileLocations", {}).get(frame.get("file_location_id", 0), ""))
-        frames[row] = Frame(
-            file=string("FileNames", place.get("file_name_id", 0)),
-            line=place.get("line", 0),
-            function=string("FunctionNames", place.get("function_name_id", 0)),
-            # XLA prints the parent's row plus one.
-            parent=frame.get("parent_frame_id", 1) - 1,
-        )
-    return frames

@@ -1,0 +1,254 @@
+"""From a program's text to its kernels, boundaries and what they cost."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from typing import Any
+
+from fusejax.hlo import boundaries, flow, kernels, reasons, scopes
+from fusejax.hlo import text as hlo_text
+from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Scope, Traffic
+from fusejax.hlo.module import Instruction, Module, Shape
+from fusejax.program import Program
+
+GEMM_NOT_AUTOTUNED = (
+    "GEMM back end not autotuned: compiled without a device every matrix product becomes a Triton "
+    "GEMM; a real card may choose cuBLAS"
+)
+
+_RESOURCES = (
+    "registers",
+    "spill_bytes",
+    "shared_bytes",
+    "threads",
+    "grid",
+    "occupancy",
+    "occupancy_limiter",
+    "time_us",
+)
+
+
+def analyse(program: Program, *, expected_scopes: Sequence[str] = ()) -> Analysis:
+    """Analyses one program.
+
+    Args:
+      expected_scopes: named scopes of the traced function. Those whose instructions did not
+        survive optimisation are listed with no kernels.
+
+    Raises:
+      UsageError: the HLO text cannot be read; the message names the line.
+    """
+    module = hlo_text.read_module(program.hlo)
+    followed = flow.follow(module)
+    launches = followed.launches
+    emitters = {id(launch): kernels.emitter(launch.instruction, module) for launch in launches}
+    names = _names(launches)
+    inner = {id(launch): tuple(_instructions(launch, module)) for launch in launches}
+    found_scopes = {key: _scopes(instructions) for key, instructions in inner.items()}
+    sources = {key: _source(instructions, module) for key, instructions in inner.items()}
+    evidence = reasons.gather(program, module, emitters)
+    used = _used(followed)
+    merged: dict[str, Kernel] = {}
+    for launch in launches:
+        key = id(launch)
+        earlier = merged.get(names[key])
+        directions = {scopes.direction(i.op_name) for i in inner[key] if i.op_name}
+        merged[names[key]] = Kernel(
+            name=names[key],
+            emitter=emitters[key],
+            scopes=found_scopes[key],
+            source=sources[key],
+            count=launch.count + (earlier.count if earlier else 0),
+            traffic=_traffic(launch, used),
+            direction=directions.pop() if len(directions) == 1 else "both" if directions else None,
+        )
+    found = boundaries.find(followed, names, found_scopes, sources, evidence)
+    back_end = kernels.backend(module)
+    return Analysis(
+        name=module.name,
+        backend=back_end,
+        kernels=tuple(merged.values()),
+        boundaries=found,
+        minimum_bytes=sum(b.shape.bytes for b in (*followed.inputs, *followed.outputs)),
+        scopes=_survivors(tuple(merged.values()), expected_scopes),
+        warnings=(
+            *followed.warnings,
+            *_warnings(followed, merged, found, evidence, back_end, names),
+        ),
+    )
+
+
+def kernel_json(kernel: Kernel, resources: Mapping[str, Any] | None = None) -> dict[str, Any]:
+    """A kernel as JSON; `resources` fills the fields that are null where nothing is known."""
+    known: dict[str, Any] = {
+        "name": kernel.name,
+        "emitter": kernel.emitter,
+        "scopes": list(kernel.scopes),
+        "count": kernel.count,
+        "bytes": traffic_json(kernel.traffic),
+        "source": kernel.source,
+        "direction": kernel.direction,
+    }
+    return known | {field: (resources or {}).get(field) for field in _RESOURCES}
+
+
+def boundary_json(boundary: Boundary) -> dict[str, Any]:
+    """A boundary as JSON."""
+    return {
+        "producer": boundary.producer,
+        "consumers": list(boundary.consumers),
+        "dtype": boundary.dtype,
+        "shape": list(boundary.shape),
+        "written_bytes": boundary.written_bytes,
+        "read_bytes": boundary.read_bytes,
+        "scopes": list(boundary.scopes),
+        "source": boundary.source,
+        "reason": {
+            "kind": boundary.reason.kind,
+            "text": boundary.reason.text,
+            "us_fused": boundary.reason.us_fused,
+            "us_unfused": boundary.reason.us_unfused,
+        },
+    }
+
+
+def traffic_json(traffic: Traffic) -> dict[str, Any]:
+    """Bytes as JSON; "is_bound" stands there where they are only an upper bound."""
+    counted: dict[str, Any] = {
+        "read": traffic.read,
+        "written": traffic.written,
+        "total": traffic.total,
+    }
+    return counted | ({"is_bound": True} if traffic.is_bound else {})
+
+
+def to_json(
+    analysis: Analysis, *, file: str | None = None, resources: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """One module of the "fusejax.inspect/1" schema.
+
+    Args:
+      resources: per kernel name, the fields that `kernel_json` fills in.
+    """
+    ratio = analysis.traffic.total / analysis.minimum_bytes if analysis.minimum_bytes else None
+    return {
+        "name": analysis.name,
+        "file": file,
+        "backend": analysis.backend,
+        "launches": analysis.launches,
+        "bytes": traffic_json(analysis.traffic),
+        "minimum_bytes": analysis.minimum_bytes,
+        "ratio": ratio,
+        "kernels": [kernel_json(k, (resources or {}).get(k.name)) for k in analysis.kernels],
+        "boundaries": [boundary_json(boundary) for boundary in analysis.boundaries],
+        "scopes": [
+            {
+                "name": scope.name,
+                "kernels": list(scope.kernels),
+                "status": "kernels" if scope.kernels else "folded",
+            }
+            for scope in analysis.scopes
+        ],
+        "warnings": list(analysis.warnings),
+    }
+
+
+def _names(launches: Sequence[flow.Launch]) -> dict[int, str]:
+    """Names of kernels: the instruction's, with its computation before it where it is not alone."""
+    holders: dict[str, set[str]] = {}
+    for launch in launches:
+        holders.setdefault(launch.instruction.name, set()).add(launch.computation)
+    return {
+        id(launch): launch.instruction.name
+        if len(holders[launch.instruction.name]) == 1
+        else f"{launch.computation}/{launch.instruction.name}"
+        for launch in launches
+    }
+
+
+def _instructions(launch: flow.Launch, module: Module) -> Iterator[Instruction]:
+    """What runs inside a launch, nested fusions included; the launched instruction comes last."""
+    if launch.instruction.opcode in ("fusion", "async-start"):
+        pending = list(launch.instruction.called)
+        while pending:
+            for instruction in module.computations[pending.pop()].instructions:
+                yield instruction
+                if instruction.opcode == "fusion":
+                    pending += instruction.called
+    yield launch.instruction
+
+
+def _scopes(instructions: Sequence[Instruction]) -> tuple[str, ...]:
+    names = (scopes.scope(name) for name in dict.fromkeys(i.op_name for i in instructions))
+    return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _source(instructions: Sequence[Instruction], module: Module) -> str | None:
+    """The line of the launch itself, else of the last instruction inside that tells one."""
+    return next((s for i in reversed(instructions) if (s := module.source(i))), None)
+
+
+def _used(followed: flow.Flow) -> set[flow.Buffer]:
+    used: set[flow.Buffer] = set(followed.outputs)
+    for launch in followed.launches:
+        used.update(launch.reads)
+    return used | {origin for buffer in used for origin in flow.origins(buffer)}
+
+
+def _traffic(launch: flow.Launch, used: set[flow.Buffer]) -> Traffic:
+    def is_scratch(path: tuple[int, ...], shape: Shape) -> bool:
+        # Bytes that a library call asks for, which nobody reads afterwards.
+        is_call = launch.instruction.opcode == "custom-call" and path
+        return bool(is_call) and shape.dtype in ("u8", "s8") and launch.results[path] not in used
+
+    written = sum(
+        size
+        for path, size in launch.access.writes.items()
+        if path not in launch.results or not is_scratch(path, launch.results[path].shape)
+    )
+    return Traffic(sum(launch.reads.values()), written, launch.access.is_bound)
+
+
+def _survivors(found: Sequence[Kernel], expected: Sequence[str]) -> tuple[Scope, ...]:
+    names = dict.fromkeys((*expected, *(scope for kernel in found for scope in kernel.scopes)))
+    return tuple(
+        Scope(
+            name,
+            tuple(k.name for k in found if any(scopes.holds(scope, name) for scope in k.scopes)),
+        )
+        for name in names
+    )
+
+
+def _warnings(
+    followed: flow.Flow,
+    merged: Mapping[str, Kernel],
+    found: Sequence[Boundary],
+    evidence: reasons.Evidence,
+    back_end: str,
+    names: Mapping[int, str],
+) -> Iterator[str]:
+    if back_end == "gpu" and any(kernel.emitter == "triton_gemm" for kernel in merged.values()):
+        yield GEMM_NOT_AUTOTUNED
+    if evidence.has_barrier and all(boundary.reason.kind != "barrier" for boundary in found):
+        yield "an optimization barrier of the program split nothing"
+    by_name = {names[id(launch)]: launch for launch in followed.launches}
+    for boundary in found:
+        width = _width_around(boundary, by_name)
+        bits = Shape(boundary.dtype).bits
+        if width and bits > width:
+            yield (
+                f"boundary {boundary.producer} -> {', '.join(boundary.consumers)}: {boundary.dtype}"
+                f" is wider ({bits} bits) than what comes in and goes out ({width} bits): cast "
+                "before it"
+            )
+
+
+def _width_around(boundary: Boundary, by_name: Mapping[str, flow.Launch]) -> int:
+    """Widest element, in bits, among large arrays read by the producer and written by consumers.
+
+    0 where one side has no array as large as the boundary: then its width cannot be compared.
+    """
+    size = Shape(boundary.dtype, boundary.shape).count
+    before = [b.shape for b in by_name[boundary.producer].reads]
+    after = [b.shape for name in boundary.consumers for b in by_name[name].results.values()]
+    large = [[s.bits for s in side if s.count >= size > 1] for side in (before, after)]
+    return max(large[0] + large[1]) if all(large) else 0

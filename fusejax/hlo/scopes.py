@@ -1,0 +1,66 @@
+"""Named scopes out of the framework's operation names."""
+
+import re
+
+_WRAPPED = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
+# What JAX puts into a name for its own control flow; no user wrote it.
+_STRUCTURE = frozenset((
+    "checkpoint", "remat", "remat2", "rematted_computation", "closed_call", "core_call",
+    "custom_jvp_call", "custom_vjp_call", "custom_vjp_call_jaxpr", "custom_lin", "pjit", "jit",
+    "shard_map", "shmap_body", "xla_call", "eval_jaxpr", "while", "scan", "cond", "body",
+    "body_jaxpr", "cond_jaxpr", "pallas_call", "named_call",
+))  # fmt: skip
+_BRANCH = re.compile(r"branch_\d+_fun")
+
+
+def scope(op_name: str) -> str:
+    """The user's scopes in an operation's name, outermost first: "block/mlp"; "" where none.
+
+    `jit(f)/jvp(block)/jit(relu)/mlp/max` is in "block/mlp": transforms are unwrapped, the names of
+    jitted functions and of control flow are dropped, and so is the primitive at the end.
+    """
+    parts: list[str] = []
+    for part in _split(op_name)[:-1]:
+        parts += _unwrapped(part)
+    return "/".join(parts)
+
+
+def direction(op_name: str) -> str:
+    """ "backward" for an operation that transposition made, else "forward"."""
+    return (
+        "backward" if any(part.startswith("transpose(") for part in _split(op_name)) else "forward"
+    )
+
+
+def holds(scope_path: str, wanted: str) -> bool:
+    """Whether a scope path is the wanted one or lies inside it: "a/b/c" is in "b"."""
+    return f"/{wanted.strip('/')}/" in f"/{scope_path}/"
+
+
+def _split(name: str) -> list[str]:
+    """Parts between slashes that stand outside brackets."""
+    parts, depth, start = [], 0, 0
+    for match in re.finditer(r"[\[\](){}/]", name):
+        if match[0] in "[({":
+            depth += 1
+        elif match[0] in "])}":
+            depth = max(depth - 1, 0)
+        elif depth == 0:
+            parts.append(name[start : match.start()])
+            start = match.end()
+    parts.append(name[start:])
+    return parts
+
+
+def _unwrapped(part: str) -> list[str]:
+    for _ in range(len(part)):
+        match = _WRAPPED.fullmatch(part)
+        if match is None:
+            break
+        if match[1] in ("jit", "pjit", "shard_map"):  # the name of a function, not of a scope
+            return []
+        part = match[2]
+    if "/" in part:
+        return [name for inner in _split(part) for name in _unwrapped(inner)]
+    is_structure = part in _STRUCTURE or _BRANCH.fullmatch(part)
+    return [] if not part or is_structure else [part]
