@@ -14,7 +14,7 @@ from fusejax.compile import aot
 from fusejax.compile.targets import Target
 from fusejax.hlo.analyse import analyse
 from fusejax.hlo.analysis import Analysis, Boundary, Reason
-from fusejax.measure import on_machine
+from fusejax.measure import counting, on_machine
 from fusejax.ops.op import Op, hlo_dtype, nbytes
 from fusejax.paths import Path
 from fusejax.sheet import traffic_sheet
@@ -74,11 +74,16 @@ def compare_op(
             results[name] = Refusal(name, reason)
     if target.kind != "device":
         results = _with_cpu_errors(op, mode, shape, dtype, results, progress)
-    if target.kind != "deviceless":
-        measured = on_machine.measure(op, mode, shapes, built, target, progress, counters=counters)
-        results |= {
-            name: dataclasses.replace(results[name], **found) for name, found in measured.items()
-        }
+    floor_us = None
+    if target.kind != "deviceless" and built:
+        compiled = {name: path for name, path in results.items() if isinstance(path, PathResult)}
+        request = counting.Request(op.name, dict(options or {}), mode, shape, dtype, tuple(built))
+        measured = on_machine.measure(
+            op, mode, shapes, built, compiled, target, sheet.minimum_bytes, progress,
+            counted=request if counters else None,
+        )  # fmt: skip
+        results |= measured.paths
+        floor_us = measured.floor_us
     served = [path for path in results.values() if isinstance(path, PathResult)]
     return Comparison(
         op=op.name,
@@ -92,6 +97,7 @@ def compare_op(
         },
         sheet=sheet,
         minimum_bytes=sheet.minimum_bytes,
+        floor_us=floor_us,
         paths=results,
         verdict=verdict.judge(served, target),
         options=dict(options or {}),

@@ -20,7 +20,7 @@ class Timing:
     """10th and 90th percentile of what `device_us`, or else `end_to_end_us`, is the median of."""
     end_to_end_us: float
     """Median time per call of many calls in a row, gaps between launches included."""
-    kernel_us: tuple[float, ...] | None = None
+    kernel_us: tuple[float | None, ...] | None = None
     """Median per kernel in launch order, where the card's kernels match the compiled ones."""
 
 
@@ -103,6 +103,8 @@ class Comparison:
     versions: dict[str, str]
     sheet: Sheet
     minimum_bytes: int
+    floor_us: float | None
+    """Measured time of a copy that moves the minimum bytes; None where no card was used."""
     paths: dict[str, PathResult | Refusal]
     verdict: Verdict | None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)

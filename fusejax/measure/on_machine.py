@@ -1,14 +1,33 @@
-"""Runs compiled paths on this machine: their errors and their times."""
+"""Runs compiled paths on this machine: their times, their errors, and what the counters see."""
 
+import dataclasses
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import numpy as np
 
+from fusejax import accuracy
+from fusejax.comparison import PathResult, Timing
 from fusejax.compile.targets import Target
-from fusejax.measure import host
+from fusejax.hlo.analysis import Kernel, Traffic
+from fusejax.measure import calibrate, counters, counting, host, timing
 from fusejax.ops.op import Op
 from fusejax.paths import Path
+
+# Rows whose errors are checked on the card, spread over all of them. A gradient of a parameter
+# needs every row, in float64 on the host: not for more elements than this.
+_CHECKED_ROWS = 64
+_CHECKED_ELEMENTS = 1 << 27
+
+
+@dataclasses.dataclass(frozen=True)
+class Measured:
+    """Paths with what was measured of them, and the time of a copy that moves as many bytes."""
+
+    paths: dict[str, PathResult]
+    floor_us: float | None
+    """Of a copy of the minimum bytes, in the same run; None where nothing ran on a card."""
 
 
 def measure(
@@ -16,12 +35,20 @@ def measure(
     mode: str,
     shapes: Sequence[Any],
     built: Mapping[str, tuple[Path, Sequence[Any]]],
+    results: Mapping[str, PathResult],
     target: Target,
+    minimum_bytes: int,
     progress: Callable[[str], None],
     *,
-    counters: bool,
-) -> dict[str, dict[str, Any]]:
-    """What was measured, by path name, as fields of `fusejax.comparison.PathResult`."""
+    counted: counting.Request | None,
+) -> Measured:
+    """Times the paths in turn, on the same random data, and checks them afterwards.
+
+    Args:
+      built: per path, its chain and the compiled programs.
+      results: per path, what is known of it so far.
+      counted: what to count with Nsight Compute, or None.
+    """
     progress("making random inputs")
     values = random_on_device(shapes, seed=0)
     calls = {
@@ -29,7 +56,19 @@ def measure(
         for name, (path, programs) in built.items()
     }
     progress(f"timing {', '.join(calls)} in turn")
-    return {name: {"timing": timing} for name, timing in host.wall_times(calls).items()}
+    if target.kind == "cpu":
+        times = host.wall_times(calls)
+        return Measured({n: dataclasses.replace(results[n], timing=times[n]) for n in calls}, None)
+    times = _card_times(built, results, values, calls)
+    found = {name: dataclasses.replace(results[name], timing=times[name]) for name in calls}
+    floor = calibrate.copy_time_us(minimum_bytes) if calls else None
+    progress("checking the results against float64")
+    errors = _errors(op, mode, values, calls)
+    found = {name: dataclasses.replace(path, error=errors[name]) for name, path in found.items()}
+    if counted is not None:
+        progress("counting DRAM bytes with ncu")
+        found = _with_counters(found, counted)
+    return Measured(found, floor)
 
 
 def random_on_device(shapes: Sequence[Any], seed: int) -> tuple[jax.Array, ...]:
@@ -42,3 +81,118 @@ def random_on_device(shapes: Sequence[Any], seed: int) -> tuple[jax.Array, ...]:
         )
     )
     return make(keys)
+
+
+def _card_times(
+    built: Mapping[str, tuple[Path, Sequence[Any]]],
+    results: Mapping[str, PathResult],
+    values: Sequence[jax.Array],
+    calls: Mapping[str, Callable[[], Any]],
+) -> dict[str, Timing]:
+    one_by_one = {
+        name: lambda path=path, programs=_without_graphs(path, values): path.run(programs, values)
+        for name, (path, _) in built.items()
+    }
+    device = timing.device_times(one_by_one, ())
+    longest = max(found.median_us for found in device.values())
+    wall = timing.end_to_end_times(calls, (), calls=max(10, min(200, int(20_000 / longest))))
+    return {
+        name: Timing(
+            device_us=device[name].median_us,
+            low_us=device[name].low_us,
+            high_us=device[name].high_us,
+            end_to_end_us=wall[name].median_us,
+            kernel_us=_kernel_us(device[name], results[name].kernels),
+        )
+        for name in calls
+    }
+
+
+def _without_graphs(path: Path, values: Sequence[jax.Array]) -> list[Any]:
+    """The path's programs, compiled so that the card reports their kernels one by one."""
+    shapes = path.chain.shapes([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values])
+    return [
+        jax.jit(stage.function)
+        .lower(*(shapes[name] for name in stage.inputs))
+        .compile(compiler_options=timing.GRAPHS_OFF)
+        for stage in path.chain.stages
+    ]
+
+
+def _kernel_us(
+    measured: timing.DeviceTime, kernels: Sequence[Kernel]
+) -> tuple[float | None, ...] | None:
+    if len(measured.kernels) == len(kernels) and all(kernel.count == 1 for kernel in kernels):
+        return tuple(kernel.median_us for kernel in measured.kernels)
+    by_name = timing.kernel_us(measured, kernels)
+    return tuple(by_name[kernel.name] for kernel in kernels)
+
+
+def _errors(
+    op: Op, mode: str, values: Sequence[jax.Array], calls: Mapping[str, Callable[[], Any]]
+) -> dict[str, accuracy.Error | None]:
+    rows, size = values[0].shape[0], values[0].size
+    picked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED_ROWS)).astype(int))
+    if mode == "backward":
+        if size > _CHECKED_ELEMENTS:
+            return dict.fromkeys(calls)
+        picked = np.arange(rows)
+
+    def sample(value: jax.Array) -> np.ndarray:
+        by_row = value.shape[:1] == (rows,) and (value.ndim > 1 or mode == "forward")
+        return np.asarray(value[picked] if by_row and len(picked) < rows else value)
+
+    # A parameter of a square input is as long as there are rows, and is not sampled.
+    arguments = tuple(
+        sample(value) if name not in op.chain.arguments or name in op.tensors else np.asarray(value)
+        for name, value in zip(_argument_names(op, values), values, strict=True)
+    )
+    expected = accuracy.reference(op, mode, arguments)
+    return {
+        name: accuracy.compare(
+            [sample(result) for result in call()], expected, rows=len(picked), where="device"
+        )
+        for name, call in calls.items()
+    }
+
+
+def _argument_names(op: Op, values: Sequence[Any]) -> list[str]:
+    cotangents = len(values) - len(op.chain.arguments)
+    return [*op.chain.arguments, *op.chain.results[:cotangents]]
+
+
+def _with_counters(
+    found: Mapping[str, PathResult], request: counting.Request
+) -> dict[str, PathResult]:
+    launches = counters.run_under_ncu(request.command())
+    per_path = counters.split(launches, [path.launches for path in found.values()])
+    if per_path is None:
+        return dict(found)
+    return {
+        name: dataclasses.replace(
+            path,
+            counted=Traffic(
+                sum(launch.read_bytes for launch in counted),
+                sum(launch.written_bytes for launch in counted),
+            ),
+            resources=_counted_resources(path, counted),
+        )
+        for (name, path), counted in zip(found.items(), per_path, strict=True)
+    }
+
+
+def _counted_resources(
+    path: PathResult, counted: Sequence[counters.Counted]
+) -> dict[str, dict[str, Any]]:
+    """The kernels' resources with what the card counted, where launches and kernels pair up."""
+    if len(counted) != len(path.kernels):
+        return path.resources
+    return {
+        kernel.name: {
+            **path.resources.get(kernel.name, {}),
+            "measured_bytes": {"read": launch.read_bytes, "written": launch.written_bytes},
+            "measured_occupancy": launch.occupancy,
+            "measured_registers": launch.registers,
+        }
+        for kernel, launch in zip(path.kernels, counted, strict=True)
+    }

@@ -29,6 +29,11 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             reason = f"{refused.name}: not compared: {refused.reason}"
             console.print(reason, highlight=False, markup=False)
     _print_notes(comparison, console)
+    if comparison.floor_us is not None:
+        console.print(
+            f"A copy that moves the minimum bytes took {comparison.floor_us:,.1f} µs in this run.",
+            highlight=False,
+        )
     console.print()
     console.print(_kernels(comparison))
     if any(path.boundaries for path in comparison.served()):
