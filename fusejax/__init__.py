@@ -3,6 +3,8 @@
 import importlib
 from typing import Any
 
+__version__ = "0.1.0"
+
 __all__ = ["UsageError", "stage"]
 
 _HOME = {"UsageError": "fusejax.errors", "stage": "fusejax.stages"}

@@ -14,15 +14,20 @@ from absl import app, flags, logging
 from fusejax.errors import UsageError
 
 
-def run(main: Callable[[], int | None], usage: str) -> None:
+def run(main: Callable[..., int | None], usage: str, *, takes_arguments: bool = False) -> None:
     """Runs a script's `main` and exits: 0 or what `main` returns; 2 with one line for a mistake.
 
     Args:
       main: reads the flags it needs from absl.
       usage: what --help prints above the flags.
+      takes_arguments: whether `main` is called with a list of the arguments that are no flags,
+        wherever they stand between the flags. Without it there may be none.
     """
+    flags.FLAGS.set_gnu_getopt(takes_arguments)
 
     def guarded(argv: Sequence[str]) -> int:
+        if takes_arguments:
+            return main(list(argv[1:])) or 0
         if len(argv) > 1:
             raise app.UsageError(f"unexpected argument {argv[1]!r}: every option is a --flag")
         return main() or 0

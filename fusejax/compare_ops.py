@@ -1,13 +1,14 @@
 """Compiles every path of an op for a target, checks it, predicts it and, on hardware, times it."""
 
 import dataclasses
-import importlib.metadata
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
+import jaxlib
 import numpy as np
 
+import fusejax
 from fusejax import accuracy, paths, predict, resources, verdict
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.compile import aot
@@ -93,7 +94,9 @@ def compare_op(
         dtype=np.dtype(dtype).name,
         target=target,
         versions={
-            package: importlib.metadata.version(package) for package in ("fusejax", "jax", "jaxlib")
+            "fusejax": fusejax.__version__,
+            "jax": jax.__version__,
+            "jaxlib": jaxlib.__version__,
         },
         sheet=sheet,
         minimum_bytes=sheet.minimum_bytes,

@@ -25,3 +25,5 @@ class Program:
     """The card that it was compiled for: text of a GpuTargetConfigProto."""
     ptx: tuple[str, ...] = ()
     """PTX of every kernel that XLA generated itself."""
+    deviceless: bool | None = None
+    """Whether it was compiled for a card that is not there; None where that is not known."""
