@@ -130,5 +130,5 @@ def _run(x, bias, approximate: bool, row_sums: bool, interpret: Any) -> Any:
 
 def _transform(gelu, row_sums, blocks, parameters, reductions):
     (x,), (bias,) = blocks, parameters
-    y = [gelu(a.astype(jnp.float32) + b.astype(jnp.float32)) for a, b in zip(x, bias, strict=True)]
+    y = gelu(x.astype(jnp.float32) + bias.astype(jnp.float32))
     return y, reductions.row_totals(y) if row_sums else None

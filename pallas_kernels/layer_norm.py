@@ -127,18 +127,12 @@ def residual_layer_norm(
 def _transform(width, epsilon, exact, blocks, parameters, reductions):
     x, residual = blocks
     scale, bias = parameters
-    h = [(a + b).astype(jnp.float32) for a, b in zip(x, residual, strict=True)]
+    h = (x + residual).astype(jnp.float32)
     # Divided, not multiplied by 1 / width: the mean of a constant row is then that constant.
-    mean = reductions.total(h) / width
-    d = [a - mean for a in h]
+    d = h - reductions.total(h) / width
     if exact:
         # The f32 mean is off by a few ulp of itself, which shows in f32 rows far from zero:
         # what is left of the sum corrects it. 16-bit rows have rounded it away.
-        rest = reductions.total(d) / width
-        d = [a - rest for a in d]
-    inverse = lax.rsqrt(reductions.total([a * a for a in d]) / width + epsilon)
-    y = [
-        a * inverse * s.astype(jnp.float32) + b.astype(jnp.float32)
-        for a, s, b in zip(d, scale, bias, strict=True)
-    ]
-    return y, None
+        d = d - reductions.total(d) / width
+    inverse = lax.rsqrt(reductions.total(d * d) / width + epsilon)
+    return d * inverse * scale.astype(jnp.float32) + bias.astype(jnp.float32), None

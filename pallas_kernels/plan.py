@@ -12,7 +12,8 @@ A block is one of two things:
   reduces its part and the parts meet in shared memory. For wide rows.
 
 In both, a row is viewed as (width // piece, piece): TMA copies at most 256 elements along one
-dimension, and `vector` elements of a piece (16 bytes where the width allows) go to each lane.
+dimension, and a piece is one load of a warp, `vector` elements (16 bytes where the width allows)
+to each lane.
 """
 
 from __future__ import annotations
@@ -26,7 +27,6 @@ import numpy as np
 
 WARP = 32
 WARPS = 4  # of a warpgroup
-TMA_LIMIT = 256  # elements along one dimension of one copy
 MAX_WIDTH = 16384
 MAX_ELEMENTS = 2**31 - 1
 SHARED_PER_BLOCK = 232448  # Hopper's and Blackwell's opt-in limit, bytes
@@ -70,6 +70,11 @@ class Plan:
     def pieces(self) -> int:
         """Pieces of one row."""
         return self.width // self.piece
+
+    @property
+    def groups(self) -> int:
+        """Pieces of a shared row that one warp takes: a row has four times `warpgroups` as many."""
+        return self.pieces // (WARPS * self.warpgroups)
 
     @property
     def blocks(self) -> int:
@@ -126,9 +131,7 @@ def unsupported_parameter(name: str, parameter: Any, width: int) -> str | None:
     return None
 
 
-def plan_rows(
-    rows: int, width: int, dtype: Any, *, streams: int, table: Sequence[Tuning]
-) -> Plan:
+def plan_rows(rows: int, width: int, dtype: Any, *, streams: int, table: Sequence[Tuning]) -> Plan:
     """The plan of a kernel over [rows, width] with `streams` row inputs of `dtype`.
 
     Args:
@@ -171,7 +174,7 @@ def plan_rows(
 
 def _shared_piece(width: int, itemsize: int) -> int:
     """The longest piece of which a row holds a multiple of four, one for each warp."""
-    longest = min(TMA_LIMIT, WARP * 16 // itemsize)  # 16 bytes to a lane
+    longest = WARP * 16 // itemsize  # 16 bytes to a lane
     return next(c for c in (256, 128, 64, 32) if c <= longest and width % (c * WARPS) == 0)
 
 

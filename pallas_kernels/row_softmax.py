@@ -86,10 +86,7 @@ def softmax(x: jax.Array, *, interpret: Any = None) -> jax.Array:
 def _transform(blocks, parameters, reductions):
     del parameters
     (x,) = blocks
-    # The maximum of 16-bit values is one of them: f32 only makes the exchange the same for all.
-    x = [a.astype(jnp.float32) for a in x]
-    top = reductions.maximum(x)
+    x = x.astype(jnp.float32)
     # Subtracted before the factor, which would round a large x. -inf - -inf is NaN, as it must be.
-    e = [jnp.exp2((a - top) * LOG2E) for a in x]
-    share = 1.0 / reductions.total(e)
-    return [a * share for a in e], None
+    e = jnp.exp2((x - reductions.maximum(x)) * LOG2E)
+    return e * (1.0 / reductions.total(e)), None

@@ -22,29 +22,25 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels.plan import TMA_LIMIT, WARPS, Plan
-
-# The 2-D arrays that make up one block of one stream. Row i of such an array lives in warp i % 4,
-# which is what keeps a reduction along axis 1 inside a warp.
-Registers = list[jax.Array]
+from pallas_kernels.plan import WARPS, Plan
 
 
 @dataclasses.dataclass(frozen=True)
 class Reductions:
     """Reductions along the rows of the block at hand.
 
-    `total` and `maximum` return what broadcasts against the block's arrays, `row_totals` what the
-    kernel stores: one value per row of the block.
+    `total` and `maximum` return what broadcasts against the block, `row_totals` what the kernel
+    stores: one value per row of the block.
     """
 
-    total: Callable[[Registers], Any]
-    maximum: Callable[[Registers], Any]
-    row_totals: Callable[[Registers], Any]
+    total: Callable[[jax.Array], jax.Array]
+    maximum: Callable[[jax.Array], jax.Array]
+    row_totals: Callable[[jax.Array], jax.Array]
 
 
-# (registers of each stream, registers of each parameter, reductions) -> (registers of the output
-# in any float dtype, the row values or None)
-Transform = Callable[[list[Registers], list[Registers], Reductions], tuple[Registers, Any]]
+# (block of each stream, each parameter, reductions) -> (output block in any float dtype, the row
+# values or None). Blocks and parameters are register arrays of one shape.
+Transform = Callable[[list[jax.Array], list[jax.Array], Reductions], tuple[jax.Array, Any]]
 
 
 def run_rows(
@@ -80,18 +76,23 @@ def run_rows(
     p = plan
     rows, dtype = p.rows, streams[0].dtype
     row_per_warp = p.rows_per_block > 1
-    block = (p.rows_per_block, p.pieces, p.piece) if row_per_warp else (p.pieces, p.piece)
-    slice_pieces = p.pieces // p.warpgroups
-    spans = [
-        (start, min(TMA_LIMIT, slice_pieces - start)) for start in range(0, slice_pieces, TMA_LIMIT)
-    ]
+    # The axis of four is the one that is dealt to the four warps of a warpgroup: rows of the
+    # block, or pieces of the row. Every reduction ends along pieces and lanes of one warp.
+    if row_per_warp:
+        row_view = (p.pieces, p.piece)
+        slot_shape = block_shape = (p.rows_per_block, *row_view)
+        warp_tile, warp_dim, register_axis = (WARPS, 1, p.piece), -4, 1
+    else:
+        row_view = (p.pieces // WARPS, WARPS, p.piece)
+        slot_shape = row_view
+        block_shape = (p.groups, WARPS, p.piece)
+        warp_tile, warp_dim, register_axis = (WARPS, p.piece), -3, 0
     layout = plgpu.Layout.TILED(
-        plgpu.Tiling(((WARPS, p.piece), (p.vector,))),
-        warp_dims=(-3,),
+        plgpu.Tiling((warp_tile, (p.vector,))),
+        warp_dims=(warp_dim,),
         lane_dims=(-2,),
         vector_dim=-1,
     )
-    load = functools.partial(plgpu.load, optimized=False)
 
     def kernel(*refs):
         queue = list(refs)
@@ -103,7 +104,7 @@ def run_rows(
 
         cta = lax.axis_index("cta")
         group = lax.axis_index("warpgroup")
-        first = group * slice_pieces  # of this warpgroup's slice, in pieces
+        mine = pl.ds(group * p.groups, p.groups)  # this warpgroup's slice of a shared row
         count = (p.blocks - 1 - cta) // p.ctas + 1
 
         def block_start(k):
@@ -114,41 +115,27 @@ def run_rows(
             """
             return jnp.minimum((cta + k * p.ctas) * p.rows_per_block, rows - p.rows_per_block)
 
-        def global_view(ref, k, span):
+        def in_rows(ref, k):
             if row_per_warp:
                 return ref.at[pl.ds(block_start(k), p.rows_per_block)]
-            return ref.at[block_start(k), pl.ds(first + span[0], span[1])]
+            return ref.at[block_start(k), mine]
 
-        def slot_view(ring, slot, span):
-            if row_per_warp:
-                return ring.at[slot]
-            return ring.at[slot, pl.ds(first + span[0], span[1])]
+        def in_ring(ring, k):
+            slot = lax.rem(k, p.stages)
+            return ring.at[slot] if row_per_warp else ring.at[slot, mine]
 
-        def register_views(ring, slot):
-            if row_per_warp:
-                return [ring.at[slot, :, c] for c in range(p.pieces)]
-            return [
-                ring.at[slot, pl.ds(first + c, WARPS)] for c in range(0, slice_pieces, WARPS)
-            ]
+        def arrival(k):
+            return full.at[lax.rem(k, p.stages) * p.warpgroups + group]
 
-        def parameter_registers(ref) -> Registers:
-            if row_per_warp:
-                pieces = [load(ref.at[c], layout=layout.reduce(0)) for c in range(p.pieces)]
-                shape = (p.rows_per_block, p.piece)
-                return [lax.broadcast_in_dim(piece, shape, (1,)) for piece in pieces]
-            return [
-                load(ref.at[pl.ds(first + c, WARPS)], layout=layout)
-                for c in range(0, slice_pieces, WARPS)
-            ]
+        def parameter_registers(ref):
+            if row_per_warp:  # every warp has the whole row: the same registers in each
+                row = plgpu.load(ref, layout=layout.reduce(0), optimized=False)
+                return lax.broadcast_in_dim(row, block_shape, (1, 2))
+            return plgpu.load(ref.at[mine], layout=layout, optimized=False)
 
         def fetch(k):
-            slot = lax.rem(k, p.stages)
-            barrier = full.at[slot * p.warpgroups + group]
             for source, ring in zip(ins, rings, strict=True):
-                for span in spans:
-                    plgpu.copy_gmem_to_smem(
-                        global_view(source, k, span), slot_view(ring, slot, span), barrier
-                    )
+                plgpu.copy_gmem_to_smem(in_rows(source, k), in_ring(ring, k), arrival(k))
 
         def reductions(k) -> Reductions:
             """Reductions of block k, each with its own place for partial results.
@@ -158,12 +145,12 @@ def run_rows(
             """
             places = iter(range(exchanges))
 
-            def reduce(combine, along_rows, values: Registers):
-                partial = along_rows(functools.reduce(combine, values), axis=1)
+            def reduce(along, combine, values):
+                partial = along(along(values, axis=register_axis), axis=1)
                 if row_per_warp:
                     return partial
-                # `jnp.sum` to a scalar would be shorter, but all warpgroups of a CTA would share
-                # its one scratch and read each other's parts.
+                # Reducing to a scalar would be shorter, but Mosaic gives all warpgroups of a CTA
+                # one scratch for that, without a barrier among them: they would mix their parts.
                 place = lax.rem(k, 2) * exchanges + next(places)
                 parts[place, group] = partial
                 if p.warpgroups > 1:
@@ -173,21 +160,26 @@ def run_rows(
                 return functools.reduce(combine, [parts[place, g, w] for g, w in warps])
 
             def broadcast(value):
-                if not row_per_warp:
-                    return value
-                return lax.broadcast_in_dim(value, (p.rows_per_block, p.piece), (0,))
+                return lax.broadcast_in_dim(value, block_shape, (0,)) if row_per_warp else value
 
-            total = functools.partial(reduce, jnp.add, jnp.sum)
-            maximum = functools.partial(reduce, jnp.maximum, jnp.max)
+            total = functools.partial(reduce, jnp.sum, jnp.add)
+            maximum = functools.partial(reduce, jnp.max, jnp.maximum)
             return Reductions(
                 total=lambda values: broadcast(total(values)),
                 maximum=lambda values: broadcast(maximum(values)),
                 row_totals=total,
             )
 
-        def step(k, carry):
-            slot = lax.rem(k, p.stages)
+        def store_values(k, values):
+            if row_per_warp:
+                _store(values_out.at[pl.ds(block_start(k), p.rows_per_block)], values)
+            else:
 
+                @pl.when(group == 0)
+                def _():
+                    values_out[block_start(k)] = values
+
+        def step(k, carry):
             def refill():
                 plgpu.wait_smem_to_gmem(0, wait_read_only=True)
 
@@ -197,29 +189,16 @@ def run_rows(
 
             if p.stages == 1:  # one slot: its last block must leave before the next can come
                 refill()
-            plgpu.barrier_wait(full.at[slot * p.warpgroups + group])
-            blocks = [
-                [load(view, layout=layout) for view in register_views(ring, slot)]
-                for ring in rings
-            ]
-            outputs, values = transform(blocks, kept, reductions(k))
+            plgpu.barrier_wait(arrival(k))
+            blocks = [plgpu.load(in_ring(r, k), layout=layout, optimized=False) for r in rings]
+            output, values = transform(blocks, kept, reductions(k))
             if p.stages > 1:
                 refill()
-            for view, output in zip(register_views(rings[0], slot), outputs, strict=True):
-                view[...] = output.astype(dtype)
+            in_ring(rings[0], k)[...] = output.astype(dtype)
             plgpu.commit_smem()
-            for span in spans:
-                plgpu.copy_smem_to_gmem(
-                    slot_view(rings[0], slot, span), global_view(out, k, span)
-                )
-            if row_per_warp and values_out is not None:
-                values_out[pl.ds(block_start(k), p.rows_per_block)] = values
-            elif values_out is not None:
-
-                @pl.when(group == 0)
-                def _():
-                    values_out[block_start(k)] = values
-
+            plgpu.copy_smem_to_gmem(in_ring(rings[0], k), in_rows(out, k))
+            if row_values:
+                store_values(k, values)
             return carry
 
         for k in range(p.stages - 1):
@@ -232,13 +211,12 @@ def run_rows(
         lax.fori_loop(jnp.int32(0), count, step, jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 
-    view = (rows, p.pieces, p.piece)
-    out_type = [jax.ShapeDtypeStruct(view, dtype)]
+    out_type = [jax.ShapeDtypeStruct((rows, *row_view), dtype)]
     if row_values:
         out_type.append(jax.ShapeDtypeStruct((rows,), jnp.float32))
     # JAX 0.11 takes no cost estimate here.
     takes_cost = "cost_estimate" in inspect.signature(plgpu.kernel).parameters
-    extra = {"cost_estimate": cost} if takes_cost else {}
+    extra: dict[str, Any] = {"cost_estimate": cost} if takes_cost else {}
     results = plgpu.kernel(
         kernel,
         out_type=tuple(out_type),
@@ -248,19 +226,28 @@ def run_rows(
         thread_name="warpgroup",
         scratch_types=(
             plgpu.SMEM((2 * max(1, exchanges), p.warpgroups, WARPS), jnp.float32),
-            plgpu.Barrier(
-                num_arrivals=len(streams) * len(spans), num_barriers=p.stages * p.warpgroups
-            ),
+            plgpu.Barrier(num_arrivals=len(streams), num_barriers=p.stages * p.warpgroups),
             plgpu.Barrier(num_arrivals=p.warpgroups),
-            *(plgpu.SMEM((p.stages, *block), dtype) for _ in streams),
+            *(plgpu.SMEM((p.stages, *slot_shape), dtype) for _ in streams),
         ),
         compiler_params=plgpu.CompilerParams(approx_math=True),
-        **extra,
         kernel_name=name,
         interpret=interpret,
+        **extra,
     )(
-        *(stream.reshape(view) for stream in streams),
-        *(parameter.reshape(p.pieces, p.piece) for parameter in parameters),
+        *(stream.reshape(rows, *row_view) for stream in streams),
+        *(parameter.reshape(row_view) for parameter in parameters),
     )
     output = results[0].reshape(rows, p.width)
     return (output, results[1]) if row_values else output
+
+
+def _store(ref, values):
+    """Stores the values of a few rows, 4 bytes from each warp, which is all there is to store.
+
+    JAX 0.12 refuses such narrow stores unless told that they are meant; 0.11 has no way to tell.
+    """
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, values, optimized=False)
+    else:
+        ref[...] = values

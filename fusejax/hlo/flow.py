@@ -23,6 +23,9 @@ _MOST_STEPS = 2_000_000
 """Instructions followed before giving up: calls of calls can double at every level."""
 
 
+_MOST_TRIPS = 10**15
+
+
 @dataclasses.dataclass(eq=False)
 class Buffer:
     """An array in device memory; two of them are the same array where they are the same object."""
@@ -37,6 +40,16 @@ class Buffer:
     """The array that the writer updates in place, if it does."""
     sources: list[tuple["Buffer", Fraction]] = dataclasses.field(default_factory=list)
     """Of a loop's carry or a branch's result: what it may be, and the share of the reads."""
+
+    def bottom(self) -> "Buffer":
+        """The array that a chain of updates in place began with."""
+        chain, current = [], self
+        while current.base is not None:
+            chain.append(current)
+            current = current.base
+        for buffer in chain:  # so that a long chain is walked once, not once for each of its links
+            buffer.base = current
+        return current
 
 
 type Value = Buffer | tuple["Value", ...]
@@ -91,14 +104,15 @@ def origins(buffer: Buffer) -> dict[Buffer, Fraction]:
         seen.add(current)
         if current.sources:
             pending += [(source, share * part) for source, part in current.sources]
-        elif current.base is not None and any(o.writer for o in _whole(current.base)):
-            pending.append((current.base, share))
+        elif current.base is not None and any(o.writer for o in beginnings(current)):
+            pending.append((current.bottom(), share))
         else:
             found[current] = found.get(current, Fraction(0)) + share
     return found
 
 
-def _whole(buffer: Buffer) -> list[Buffer]:
+def beginnings(buffer: Buffer) -> list[Buffer]:
+    """The arrays that `buffer` may be, as they were before any update in place."""
     pending, seen, found = [buffer], set(), []
     while pending:
         current = pending.pop()
@@ -108,7 +122,7 @@ def _whole(buffer: Buffer) -> list[Buffer]:
         if current.sources:
             pending += [source for source, _ in current.sources]
         elif current.base is not None:
-            pending.append(current.base)
+            pending.append(current.bottom())
         else:
             found.append(current)
     return found
@@ -245,6 +259,11 @@ class _Walk:
                 f"trip count of loop {instruction.name} is unknown: its body is counted once"
             )
         back = Fraction(max(trips - 1, 0), trips) if found and trips else Fraction(1)
+        if count * trips > _MOST_TRIPS:
+            raise UsageError(
+                f"loop {instruction.name!r} runs {count * trips} times: expected at most "
+                f"{_MOST_TRIPS}"
+            )
         carry = _carried(initial, Fraction(1, trips) if trips else Fraction(1))
         self.run(condition, {0: carry}, count * trips)
         result = self.run(body, {0: carry}, count * trips)

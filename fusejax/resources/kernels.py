@@ -10,13 +10,16 @@ from fusejax.program import Program
 from fusejax.resources import launches, mosaic, ptxas
 from fusejax.resources.occupancy import SmLimits, occupancy
 
+# What the counters of an H200 show for every kernel that ptxas gives fewer.
+_LEAST_REGISTERS = 16
+
 
 @dataclasses.dataclass(frozen=True)
 class Resources:
     """Resources of one kernel; None where they are not known."""
 
     registers: int | None = None
-    """Per thread."""
+    """Per thread, as the card allocates them: never fewer than 16."""
     spill_bytes: int | None = None
     """Bytes that a thread's spills store and load, counted in the code, not at run time."""
     shared_bytes: int | None = None
@@ -85,18 +88,19 @@ def _resources(
     limits: SmLimits | None,
 ) -> Resources:
     per_block = math.prod(threads) if threads else None
+    registers = max(usage.registers, _LEAST_REGISTERS) if usage else None
     # Without the PTX only the dynamic part is known, which is not the whole.
     shared = (
         usage.static_shared_bytes + dynamic_shared if usage and dynamic_shared is not None else None
     )
     resources = Resources(
-        registers=usage.registers if usage else None,
+        registers=registers,
         spill_bytes=usage.spill_store_bytes + usage.spill_load_bytes if usage else None,
         shared_bytes=shared,
         threads=per_block,
         grid=grid,
     )
-    if usage is None or shared is None or per_block is None or limits is None:
+    if registers is None or shared is None or per_block is None or limits is None:
         return resources
-    fits = occupancy(usage.registers, per_block, shared, limits)
+    fits = occupancy(registers, per_block, shared, limits)
     return dataclasses.replace(resources, occupancy=fits.share, occupancy_limiter=fits.limiter)

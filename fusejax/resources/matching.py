@@ -44,10 +44,9 @@ def match(
         kernels_by_stem[_kernel_stem(kernel)].append(kernel)
     for stem, group in kernels_by_stem.items():
         indices = by_stem.pop(stem, [])
-        for index, kernel in zip(
-            indices, _in_group([launched[i] for i in indices], group, per_run), strict=True
-        ):
-            answer[index] = kernel
+        names = _in_group([launched[i] for i in indices], group, per_run)
+        for index, name_of_kernel in zip(indices, names, strict=True):
+            answer[index] = name_of_kernel
     foreign = sorted(index for indices in by_stem.values() for index in indices)
     library = [k for k in kernels if k.emitter in _LIBRARY and k.name not in answer]
     if len(foreign) == len(library) and all(kernel.count == 1 for kernel in library):

@@ -91,6 +91,7 @@ def find() -> pathlib.Path | None:
     return pathlib.Path(on_path) if on_path else None
 
 
+@functools.lru_cache(maxsize=128)
 def _run(program: str, architecture: str | None, text: str) -> str:
     target = re.search(r"^\.target\s+(sm_\w+)", text, re.MULTILINE)
     arch = architecture or (target[1] if target else None)
