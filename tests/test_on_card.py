@@ -7,7 +7,7 @@ import pytest
 
 from fusejax import paths
 from fusejax.compare_ops import compare_op
-from fusejax.compile import targets
+from fusejax.compile import aot, targets
 from fusejax.hlo.analyse import analyse
 from fusejax.ops import OPS
 
@@ -21,8 +21,6 @@ def analysed(op, name, mode, target):
     found = []
     for stage in path.chain.stages:
         arguments = tuple(shapes[value] for value in stage.inputs)
-        from fusejax.compile import aot
-
         analysis = analyse(aot.compile_program(stage.function, arguments, target).program)
         found.append(
             (
@@ -41,9 +39,7 @@ def test_the_card_gets_the_kernels_that_were_foretold(name, path, mode, devicele
     op = OPS[name]()
     card = targets.device()
     if card.title != "NVIDIA H200":
-        pytest.skip(
-            f"there is a pinned description for this card's tests only of the H200, not {card.title}"
-        )
+        pytest.skip(f"the pinned description is of an H200, and this is a {card.title}")
     if paths.refusal(op, path, mode, (8192, 8192), BF16, card):
         pytest.skip("this path has no such kernel")
     assert analysed(op, path, mode, card) == analysed(op, path, mode, deviceless("h200"))

@@ -5,6 +5,7 @@ import tempfile
 from typing import Any
 
 from fusejax.program import Program
+from fusejax.resources import mosaic
 
 # Together these add nothing measurable to a compile; dumping every emitter stage costs 8 times it.
 _OPTIONS = {"xla_dump_hlo_pass_re": "priority-fusion", "xla_dump_emitter_re": "^ptx$"}
@@ -17,8 +18,11 @@ def compile_with_dump(lowered: Any) -> tuple[Any, Program]:
     hits write no dump, cannot answer.
     """
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
-        executable = lowered.compile(compiler_options={"xla_dump_to": folder, **_OPTIONS})
-        return executable, _read(pathlib.Path(folder), executable.as_text())
+        with mosaic.printed_ptx() as printed:
+            executable = lowered.compile(compiler_options={"xla_dump_to": folder, **_OPTIONS})
+        hlo = executable.as_text()
+        mosaic.remember(hlo, printed.texts)
+        return executable, _read(pathlib.Path(folder), hlo)
 
 
 def _read(folder: pathlib.Path, hlo: str) -> Program:

@@ -1,0 +1,139 @@
+import subprocess
+
+import pytest
+
+from fusejax.errors import UsageError
+from fusejax.measure import counters
+
+HEADER = (
+    '"ID","Process ID","Process Name","Host Name","Kernel Name","Context","Stream","Block Size",'
+    '"Grid Size","Device","CC","dram__bytes_read.sum","dram__bytes_write.sum","launch__block_size",'
+    '"launch__grid_size","launch__registers_per_thread","launch__shared_mem_per_block_dynamic",'
+    '"launch__shared_mem_per_block_static","sm__maximum_warps_per_active_cycle_pct",'
+    '"sm__warps_active.avg.pct_of_peak_sustained_active","smsp__inst_executed_op_local_ld.sum",'
+    '"smsp__inst_executed_op_local_st.sum"'
+)
+UNITS = (
+    '"","","","","","","","","","","","byte","byte","","","register/thread","byte/block",'
+    '"byte/block","%","%","inst","inst"'
+)
+ROW = (
+    '"{id}","77","python3","host","{name}","1","7","(512, 1, 1)","(8192, 1, 1)","0","9.0",'
+    '"{read}","113425152","512","8192","30","0","64","100","88.38","0","3"'
+)
+REPORT = "\n".join(
+    [
+        "==PROF== Connected to process 77 (/usr/bin/python3)",
+        HEADER,
+        UNITS,
+        ROW.format(id=0, name="input_convert_reduce_fusion", read="268447744"),
+        ROW.format(id=1, name="void gemm<float, 2>(float*, int)", read="1,024"),
+        ROW.format(id=2, name="broken", read="n/a"),
+        "==PROF== Disconnected from process 77",
+    ]
+)
+
+
+def test_reads_the_report():
+    reduction, gemm = counters.parse(REPORT)
+    assert reduction == counters.Counted(
+        function="input_convert_reduce_fusion",
+        read_bytes=268_447_744,
+        written_bytes=113_425_152,
+        registers=30,
+        local_loads=0,
+        local_stores=3,
+        static_shared_bytes=64,
+        dynamic_shared_bytes=0,
+        threads=512,
+        blocks=8192,
+        occupancy=pytest.approx(0.8838),
+        theoretical_occupancy=1.0,
+    )
+    assert gemm.function == "void gemm<float, 2>"
+    assert gemm.read_bytes == 1024
+
+
+def test_units_are_heeded():
+    report = REPORT.replace('"byte","byte"', '"Mbyte","Kbyte"').replace("268447744", "268.4")
+    assert counters.parse(report)[0].read_bytes == 268_400_000
+
+
+@pytest.mark.parametrize("report", ["", "==WARNING== No kernels were profiled.", HEADER])
+def test_no_launches(report):
+    assert counters.parse(report) == ()
+
+
+def test_permission():
+    reason = counters.refusal(
+        "==ERROR== ERR_NVGPUCTRPERM - The user does not have permission to access NVIDIA GPU "
+        "Performance Counters on the target device 0."
+    )
+    assert "ERR_NVGPUCTRPERM" in reason
+    assert "--counters" in reason
+    assert "\n" not in reason
+    assert counters.refusal("==PROF== fine") is None
+    assert "LibraryNotLoaded" in counters.refusal(
+        "==ERROR== Failed to initialize the profiler: LibraryNotLoaded\n"
+    )
+
+
+def test_missing_ncu(monkeypatch):
+    monkeypatch.setattr(counters, "find", lambda: None)
+    with pytest.raises(UsageError, match=r"ncu, which is not on the PATH.*leave --counters out"):
+        counters.run_under_ncu(["true"])
+
+
+@pytest.fixture
+def ncu(tmp_path, monkeypatch):
+    """Stands in for ncu: `write(report, code)` has it log a report and exit with a code."""
+    path = tmp_path / "ncu"
+    monkeypatch.setattr(counters, "find", lambda: path)
+
+    def write(report, code=0, stderr=""):
+        (tmp_path / "report").write_text(report)
+        path.write_text(
+            "#!/bin/sh\n"
+            'while [ "$1" != "--log-file" ]; do shift; done\n'
+            f'cp {tmp_path}/report "$2"\necho "{stderr}" >&2\nexit {code}\n'
+        )
+        path.chmod(0o755)
+
+    return write
+
+
+def test_runs_the_command(ncu):
+    ncu(REPORT)
+    assert [launch.threads for launch in counters.run_under_ncu(["true"])] == [512, 512]
+
+
+@pytest.mark.parametrize(
+    ("report", "code", "stderr", "message"),
+    [
+        (REPORT, 3, "last words", r"exited with 3 \(last words\)"),
+        ("", 0, "", "counted 0 kernels"),
+        ("==ERROR== ERR_NVGPUCTRPERM - no", 1, "", "administrators"),
+    ],
+)
+def test_says_what_went_wrong(ncu, report, code, stderr, message):
+    ncu(report, code, stderr)
+    with pytest.raises(UsageError, match=message) as caught:
+        counters.run_under_ncu(["true"])
+    assert "\n" not in str(caught.value)
+
+
+def test_timeout(ncu, monkeypatch):
+    ncu(REPORT)
+
+    def slow(command, **_):
+        raise subprocess.TimeoutExpired(command, 1)
+
+    monkeypatch.setattr(subprocess, "run", slow)
+    with pytest.raises(UsageError, match="longer than 1 s"):
+        counters.run_under_ncu(["true"], timeout_s=1)
+
+
+def test_split():
+    first, second = counters.parse(REPORT)
+    assert counters.split([first, second, first], [2, 1]) == ((first, second), (first,))
+    assert counters.split([first], [2]) is None
