@@ -101,14 +101,14 @@ def _paths(comparison: Comparison) -> Table:
     timed = [path.timing for path in comparison.served() if path.timing]
     on_card = any(timing.device_us is not None for timing in timed)
     columns = [
-        ("path", "left"), ("launches", "right"), ("read MiB", "right"), ("written MiB", "right"),
-        ("x min", "right"), ("predicted µs", "right"),
+        ("path", "left"), ("launches", "right"), ("read MiB", "right"), ("write MiB", "right"),
+        ("x min", "right"), ("predicted", "right"),
     ]  # fmt: skip
     if on_card:
-        columns.append(("kernels µs", "right"))
+        columns.append(("kernels", "right"))
     if timed:
-        columns += [("10-90 %", "right"), ("end to end µs", "right")]
-    columns += [("compile s", "right"), ("max rel err", "right")]
+        columns += [("10-90 %", "right"), ("end to end", "right")]
+    columns += [("compile s", "right"), ("rel err", "right")]
     table = _table("Paths", *columns)
     for name, path in comparison.paths.items():
         error = f"{path.error.max_rel:.1e}" if path.error else ""
@@ -137,7 +137,7 @@ def _us(time: float | None) -> str:
 
 
 def _spread(timing: Timing | None) -> str:
-    return f"{timing.low_us:,.1f}-{timing.high_us:,.1f}" if timing else ""
+    return f"{timing.low_us:,.0f}-{timing.high_us:,.0f}" if timing else ""
 
 
 def _compile(path: PathResult) -> str:
@@ -147,11 +147,11 @@ def _compile(path: PathResult) -> str:
 
 def _print_notes(comparison: Comparison, console: Console) -> None:
     errors = [path.error for path in comparison.paths.values() if path.error]
-    notes = ["compile s: cold/warm"]
+    notes = ["times in µs; compile s: cold/warm"]
     if errors:
         where = ", ".join(dict.fromkeys(e.where for e in errors))
         notes.append(
-            "max rel err: worst error against float64 over the result's largest value, "
+            "rel err: worst error against float64 over the result's largest value, "
             f"{errors[0].rows} rows, computed on: {where}"
         )
     console.print("; ".join(notes), style="dim", highlight=False)

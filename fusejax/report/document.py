@@ -5,6 +5,7 @@ from typing import Any
 
 from fusejax.comparison import Comparison, PathResult, Refusal, Verdict
 from fusejax.hlo.analyse import boundary_json, kernel_json, traffic_json
+from fusejax.hlo.analysis import Kernel
 from fusejax.sheet import Sheet
 
 SCHEMA = "fusejax.compare/1"
@@ -68,7 +69,7 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
         },
         "boundaries": [boundary_json(boundary) for boundary in path.boundaries],
         "kernels": [
-            kernel_json(kernel, {**path.resources.get(kernel.name, {}), "time_us": time})
+            _kernel_json(kernel, path.resources.get(kernel.name, {}), time)
             for kernel, time in zip(path.kernels, times, strict=True)
         ],
         "time_us": {
@@ -83,6 +84,13 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
         "error": _error_json(path),
         "warnings": list(path.warnings),
     }
+
+
+def _kernel_json(
+    kernel: Kernel, resources: dict[str, Any], time_us: float | None
+) -> dict[str, Any]:
+    counted = {name: value for name, value in resources.items() if name.startswith("measured_")}
+    return {**kernel_json(kernel, {**resources, "time_us": time_us}), **counted}
 
 
 def _error_json(path: PathResult | Refusal) -> dict[str, Any] | None:

@@ -1,6 +1,5 @@
-from typing import Any
+from typing import Any, Protocol
 
-from fusejax.compile.targets import Target
 from fusejax.hlo.analysis import Analysis
 from fusejax.program import Program
 from fusejax.resources.kernels import Resources, kernel_resources
@@ -17,7 +16,17 @@ __all__ = [
 ]
 
 
-def of_program(program: Program, analysis: Analysis, target: Target) -> dict[str, dict[str, Any]]:
+class Described(Protocol):
+    """A target, as far as this stage needs to know one."""
+
+    @property
+    def description(self) -> str | None:
+        """Text form of XLA's GpuTargetConfigProto; None for the CPU."""
+
+
+def of_program(
+    program: Program, analysis: Analysis, target: Described
+) -> dict[str, dict[str, Any]]:
     """`kernel_resources` of an analysed program on a target, as JSON values by kernel name."""
     limits = limits_of(target.description) if target.description else None
     found = kernel_resources(program, analysis.kernels, limits)
