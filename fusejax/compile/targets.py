@@ -13,9 +13,9 @@ NAMES = ("auto", "cpu", "device", *CARDS)
 
 # Share of the description's bandwidth that a copy reaches, and the gap between two kernels of one
 # program and between two dispatches, in µs: measured on an H200 (BUILD_NOTES.md, "Calibration").
-COPY_EFFICIENCY = 0.83
-LAUNCH_US = 1.0
-DISPATCH_US = 5.0
+COPY_EFFICIENCY = 0.81
+LAUNCH_US = 0.8
+DISPATCH_US = 3.0
 # A CPU's figures are not modelled: no prediction is made for it.
 _CPU_LAUNCH_US = 0.0
 

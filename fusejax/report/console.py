@@ -6,7 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from fusejax.comparison import Comparison, PathResult, Refusal, Timing
+from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.report.units import mib, tensor
 
 WIDTH = 100
@@ -29,11 +29,7 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             reason = f"{refused.name}: not compared: {refused.reason}"
             console.print(reason, highlight=False, markup=False)
     _print_notes(comparison, console)
-    if comparison.floor_us is not None:
-        console.print(
-            f"A copy that moves the minimum bytes took {comparison.floor_us:,.1f} µs in this run.",
-            highlight=False,
-        )
+    console.print(_times(comparison))
     console.print()
     console.print(_kernels(comparison))
     if any(path.boundaries for path in comparison.served()):
@@ -98,37 +94,54 @@ def _sheet(comparison: Comparison) -> Table:
 
 
 def _paths(comparison: Comparison) -> Table:
-    timed = [path.timing for path in comparison.served() if path.timing]
-    on_card = any(timing.device_us is not None for timing in timed)
-    columns = [
-        ("path", "left"), ("launches", "right"), ("read MiB", "right"), ("write MiB", "right"),
-        ("x min", "right"), ("predicted", "right"),
-    ]  # fmt: skip
-    if on_card:
-        columns.append(("kernels", "right"))
-    if timed:
-        columns += [("10-90 %", "right"), ("end to end", "right")]
-    columns += [("compile s", "right"), ("rel err", "right")]
-    table = _table("Paths", *columns)
+    table = _table(
+        "Paths",
+        ("path", "left"), ("launches", "right"), ("read", "right"), ("written", "right"),
+        ("x minimum", "right"), ("compile cold / warm", "right"), ("executable", "right"),
+        ("relative error", "right"),
+    )  # fmt: skip
     for name, path in comparison.paths.items():
         error = f"{path.error.max_rel:.1e}" if path.error else ""
         if isinstance(path, Refusal):
-            table.add_row(name, *["-"] * (len(columns) - 2), error)
+            table.add_row(name, *["-"] * 6, error)
             continue
         bound = "<= " if path.traffic.is_bound else ""
-        cells = [
+        size = path.executable_bytes
+        table.add_row(
             name,
             str(path.launches),
-            f"{bound}{path.traffic.read / 2**20:,.1f}",
-            f"{path.traffic.written / 2**20:,.1f}",
+            bound + mib(path.traffic.read),
+            mib(path.traffic.written),
             f"{path.traffic.total / comparison.minimum_bytes:.2f}",
+            _compile(path),
+            "" if size is None else mib(size),
+            error,
+        )
+    return table
+
+
+def _times(comparison: Comparison) -> Table:
+    table = _table(
+        "Time, µs",
+        ("path", "left"), ("predicted", "right"), ("kernels", "right"), ("10-90 %", "right"),
+        ("end to end", "right"), ("counted read", "right"), ("counted written", "right"),
+    )  # fmt: skip
+    for path in comparison.served():
+        timing = path.timing
+        table.add_row(
+            path.name,
             _us(path.predicted_us),
-        ]
-        if on_card:
-            cells.append(_us(path.timing.device_us if path.timing else None))
-        if timed:
-            cells += [_spread(path.timing), _us(path.timing.end_to_end_us if path.timing else None)]
-        table.add_row(*cells, _compile(path), error)
+            _us(timing.device_us if timing else None),
+            f"{timing.low_us:,.1f}-{timing.high_us:,.1f}" if timing else "",
+            _us(timing.end_to_end_us if timing else None),
+            mib(path.counted.read) if path.counted else "",
+            mib(path.counted.written) if path.counted else "",
+        )
+    if comparison.floor_us is not None:
+        table.caption = (
+            f"A copy that moves the minimum bytes took {comparison.floor_us:,.1f} µs in this run."
+        )
+        table.caption_justify = "left"
     return table
 
 
@@ -136,25 +149,21 @@ def _us(time: float | None) -> str:
     return "" if time is None else f"{time:,.1f}"
 
 
-def _spread(timing: Timing | None) -> str:
-    return f"{timing.low_us:,.0f}-{timing.high_us:,.0f}" if timing else ""
-
-
 def _compile(path: PathResult) -> str:
-    warm = "" if path.compile_warm_s is None else f"/{path.compile_warm_s:.2f}"
-    return f"{path.compile_cold_s:.2f}{warm}"
+    warm = "" if path.compile_warm_s is None else f" / {path.compile_warm_s:.2f}"
+    return f"{path.compile_cold_s:.2f}{warm} s"
 
 
 def _print_notes(comparison: Comparison, console: Console) -> None:
     errors = [path.error for path in comparison.paths.values() if path.error]
-    notes = ["times in µs; compile s: cold/warm"]
     if errors:
-        where = ", ".join(dict.fromkeys(e.where for e in errors))
-        notes.append(
-            "rel err: worst error against float64 over the result's largest value, "
-            f"{errors[0].rows} rows, computed on: {where}"
+        where = ", ".join(dict.fromkeys(error.where for error in errors))
+        console.print(
+            "Relative error: the largest error against float64 over the largest value, "
+            f"{errors[0].rows} rows, run on: {where}.",
+            style="dim",
+            highlight=False,
         )
-    console.print("; ".join(notes), style="dim", highlight=False)
 
 
 def _kernels(comparison: Comparison) -> Table:
