@@ -121,21 +121,30 @@ def _paths(comparison: Comparison) -> Table:
 
 
 def _times(comparison: Comparison) -> Table:
-    table = _table(
-        "Time, µs",
-        ("path", "left"), ("predicted", "right"), ("kernels", "right"), ("10-90 %", "right"),
-        ("end to end", "right"), ("counted read", "right"), ("counted written", "right"),
-    )  # fmt: skip
-    for path in comparison.served():
-        timing = path.timing
+    def timed(path: PathResult) -> list[str]:
+        if path.timing is None:
+            return ["", "", ""]
+        spread = f"{path.timing.low_us:,.1f}-{path.timing.high_us:,.1f}"
+        return [_us(path.timing.device_us), spread, _us(path.timing.end_to_end_us)]
+
+    def counted(path: PathResult) -> list[str]:
+        return [mib(path.counted.read), mib(path.counted.written)] if path.counted else ["", ""]
+
+    served = comparison.served()
+    any_timed = any(path.timing for path in served)
+    any_counted = any(path.counted for path in served)
+    columns = [("path", "left"), ("predicted", "right")]
+    if any_timed:
+        columns += [("kernels", "right"), ("10-90 %", "right"), ("end to end", "right")]
+    if any_counted:
+        columns += [("counted read", "right"), ("counted written", "right")]
+    table = _table("Time, µs", *columns)
+    for path in served:
         table.add_row(
             path.name,
             _us(path.predicted_us),
-            _us(timing.device_us if timing else None),
-            f"{timing.low_us:,.1f}-{timing.high_us:,.1f}" if timing else "",
-            _us(timing.end_to_end_us if timing else None),
-            mib(path.counted.read) if path.counted else "",
-            mib(path.counted.written) if path.counted else "",
+            *(timed(path) if any_timed else ()),
+            *(counted(path) if any_counted else ()),
         )
     if comparison.floor_us is not None:
         table.caption = (
