@@ -1,0 +1,209 @@
+"""Holds modelled bytes against a card's DRAM counters, kernel by kernel, for a suite of functions.
+
+Example:
+  python scripts/check_bytes.py --json bytes.json
+
+Compiles the ops (forward and backward, split and as XLA fuses them), rows longer than XLA's
+one-kernel reductions take, a cross-entropy gradient and a transformer block for this machine's GPU,
+runs each once under Nsight Compute, and prints every kernel of at least 64 MB. Needs a GPU and ncu.
+"""
+
+import sys
+from collections.abc import Callable
+from typing import Any
+
+from absl import flags
+
+from fusejax import cli
+
+_JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
+_LEAST = flags.DEFINE_integer(
+    "least_mb", 64, "Smallest kernel that is shown, in MB read + written."
+)
+_COUNT = flags.DEFINE_boolean("count", False, "Run the suite once, to be counted. Used under ncu.")
+
+_MARKER = "wrapped_negate"
+
+
+def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    """Functions with the shapes of their arguments, by name."""
+    import flax.linen as nn
+    import jax
+    import jax.numpy as jnp
+
+    from fusejax import paths
+    from fusejax.ops import OPS
+
+    def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
+        return jax.ShapeDtypeStruct(shape, dtype)
+
+    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    for name, build in OPS.items():
+        op = build()
+        for mode in paths.MODES:
+            for path_name in ("split", "xla"):
+                (stage,) = paths.build(op, path_name, mode).chain.stages
+                shapes = paths.argument_shapes(op, mode, (8192, 8192), jnp.dtype(jnp.bfloat16))
+                found[f"{name} {mode} {path_name}"] = stage.function, shapes
+        pallas = paths.build(op, "pallas", "forward").chain.stages[0].function
+        found[f"{name} pallas"] = pallas, op.argument_shapes((8192, 8192), jnp.bfloat16)
+    for width in (16384, 16385, 32768):
+        found[f"softmax {width}"] = jax.nn.softmax, (array(2**26 // width, width),)
+
+    def rms_norm(h, r, g):
+        h = h + r
+        wide = h.astype(jnp.float32)
+        return h, (wide * jax.lax.rsqrt((wide * wide).mean(-1, keepdims=True) + 1e-6) * g).astype(
+            h.dtype
+        )
+
+    found["residual RMSNorm, sum returned"] = (
+        rms_norm,
+        (array(16384, 4096), array(16384, 4096), array(4096, dtype=jnp.float32)),
+    )
+
+    def cross_entropy(x, w, labels):
+        logits = (x @ w).astype(jnp.float32)
+        picked = jnp.take_along_axis(logits, labels[:, None], axis=1)[:, 0]
+        return (jax.nn.logsumexp(logits, -1) - picked).mean()
+
+    found["cross-entropy gradient"] = (
+        jax.grad(cross_entropy, argnums=(0, 1)),
+        (array(4096, 4096), array(4096, 32768), array(4096, dtype=jnp.int32)),
+    )
+    block = _transformer_block(nn)
+    x = array(8, 2048, 2048)
+    params = jax.eval_shape(block.init, jax.random.key(0), x)
+    found["transformer block"] = block.apply, (params, x)
+    found["transformer block gradient"] = (
+        jax.grad(lambda p, x: block.apply(p, x).astype(jnp.float32).sum()),
+        (params, x),
+    )
+    return found
+
+
+def _transformer_block(nn: Any) -> Any:
+    class Block(nn.Module):
+        """Attention and a GELU MLP, both behind a LayerNorm."""
+
+        @nn.compact
+        def __call__(self, x: Any) -> Any:
+            h = nn.LayerNorm(dtype="bfloat16")(x)
+            x = x + nn.MultiHeadDotProductAttention(num_heads=16, dtype="bfloat16")(h)
+            h = nn.gelu(nn.Dense(8192, dtype="bfloat16")(nn.LayerNorm(dtype="bfloat16")(x)))
+            return x + nn.Dense(2048, dtype="bfloat16")(h)
+
+    return Block()
+
+
+def main() -> None:
+    """Counts the suite, joins it with the compiled kernels, prints."""
+    from fusejax.compile import targets
+
+    target, _ = targets.resolve("device")
+    if _COUNT.value:
+        _run_suite()
+        return
+    cli.check_writable("--json", _JSON.value)
+    from rich.console import Console
+
+    from fusejax.report.console import WIDTH
+    from fusejax.report.progress import progress
+
+    with progress(Console(stderr=True)) as tell:
+        rows = _rows(target, tell)
+    _print(rows, Console(width=WIDTH))
+    if _JSON.value:
+        cli.write_json("--json", _JSON.value, {"schema": "fusejax.check_bytes/1", "rows": rows})
+
+
+def _rows(target: Any, tell: Callable[[str], None]) -> list[dict[str, Any]]:
+    from fusejax.compile import aot
+    from fusejax.hlo.analyse import analyse
+    from fusejax.measure import counters
+    from fusejax.resources.matching import match
+
+    analyses = {}
+    for name, (function, arguments) in suite().items():
+        tell(f"compiling {name}")
+        analyses[name] = analyse(aot.compile_program(function, arguments, target).program)
+    tell("counting with ncu")
+    launches = counters.run_under_ncu([sys.executable, __file__, "--count"])
+    runs: list[list[Any]] = []
+    for launch in launches:
+        if launch.function == _MARKER:
+            runs.append([])
+        elif runs:
+            runs[-1].append(launch)
+    rows = []
+    for (name, analysis), counted in zip(analyses.items(), runs, strict=True):
+        known = {kernel.name: kernel for kernel in analysis.kernels}
+        names = match([launch.function for launch in counted], analysis.kernels, per_run=True)
+        for kernel_name, launch in zip(names, counted, strict=True):
+            kernel = known.get(kernel_name or "")
+            rows.append(
+                {
+                    "function": name,
+                    "kernel": kernel_name or launch.function,
+                    "emitter": kernel.emitter if kernel else None,
+                    "modelled_read": kernel.traffic.read if kernel else None,
+                    "modelled_written": kernel.traffic.written if kernel else None,
+                    "counted_read": launch.read_bytes,
+                    "counted_written": launch.written_bytes,
+                }
+            )
+    return rows
+
+
+def _run_suite() -> None:
+    import jax
+    import jax.numpy as jnp
+
+    from fusejax.measure import counters, timing
+
+    marker = jax.jit(lambda x: -x)
+    dot = jnp.ones(3)
+
+    def made(leaf: Any) -> Any:
+        if jnp.issubdtype(leaf.dtype, jnp.integer):
+            return jax.random.randint(jax.random.key(1), leaf.shape, 0, 1000, leaf.dtype)
+        return jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
+
+    jax.block_until_ready(marker(dot))
+    for function, arguments in suite().values():
+        values = jax.tree.map(made, arguments)
+        program = jax.jit(function).lower(*values).compile(compiler_options=timing.GRAPHS_OFF)
+        jax.block_until_ready(program(*values))
+        with counters.counted():
+            jax.block_until_ready(marker(dot))
+            jax.block_until_ready(program(*values))
+
+
+def _print(rows: list[dict[str, Any]], console: Any) -> None:
+    from rich.table import Table
+
+    table = Table(title="MB by the model and by the card", title_justify="left", box=None)
+    for name, justify in (
+        ("function", "left"), ("kernel", "left"), ("read", "right"), ("counted", "right"),
+        ("off", "right"), ("written", "right"), ("counted", "right"),
+    ):  # fmt: skip
+        table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    for row in rows:
+        if row["modelled_read"] is None:
+            continue
+        if row["modelled_read"] + row["modelled_written"] < _LEAST.value * 1e6:
+            continue
+        read = row["modelled_read"]
+        table.add_row(
+            row["function"], row["kernel"], f"{read / 1e6:,.1f}",
+            f"{row['counted_read'] / 1e6:,.1f}",
+            f"{row['counted_read'] / read - 1:+.1%}" if read else "",
+            f"{row['modelled_written'] / 1e6:,.1f}", f"{row['counted_written'] / 1e6:,.1f}",
+        )  # fmt: skip
+    console.print(table)
+    unknown = [row for row in rows if row["modelled_read"] is None]
+    console.print(f"{len(rows)} launches; {len(unknown)} of them could not be told apart.")
+
+
+if __name__ == "__main__":
+    cli.run(main, __doc__)
