@@ -5,9 +5,13 @@ from typing import Any
 
 __version__ = "0.1.0"
 
-__all__ = ["UsageError", "stage"]
+__all__ = ["UsageError", "inspect", "stage"]
 
-_HOME = {"UsageError": "fusejax.errors", "stage": "fusejax.stages"}
+_HOME = {
+    "UsageError": "fusejax.errors",
+    "inspect": "fusejax.inspection",
+    "stage": "fusejax.stages",
+}
 
 
 def __getattr__(name: str) -> Any:

@@ -25,5 +25,7 @@ class Program:
     """The card that it was compiled for: text of a GpuTargetConfigProto."""
     ptx: tuple[str, ...] = ()
     """PTX of every kernel that XLA generated itself."""
+    backend: str | None = None
+    """"gpu" or "cpu" where the compiler's file names tell; HLO itself does not."""
     deviceless: bool | None = None
     """Whether it was compiled for a card that is not there; None where that is not known."""

@@ -11,9 +11,13 @@ A block is one of two things:
 - **a row per CTA** (`rows_per_block` == 1): one row, cut into `warpgroups` equal slices; each warp
   reduces its part and the parts meet in shared memory. For wide rows.
 
-In both, a row is viewed as (width // piece, piece): TMA copies at most 256 elements along one
-dimension, and a piece is one load of a warp, `vector` elements (16 bytes where the width allows)
-to each lane.
+An operation without reductions may cut its rows into `slices` that it treats as rows of their
+own: short ones, which run faster. The CTA count is then a multiple of `slices`, so that a CTA
+meets the same columns in every block and keeps its part of the parameters in registers.
+
+In all of them, a row is viewed as (width // piece, piece): TMA copies at most 256 elements along
+one dimension, and a piece is one load of a warp, `vector` elements (16 bytes where the width
+allows) to each lane.
 """
 
 from __future__ import annotations
@@ -36,6 +40,7 @@ SHARED_RESERVED = 1024  # per resident CTA
 # the CTA count is Hopper's. On a B200 (148 SMs) the kernels are right and leave 16 SMs idle.
 SMS = 132
 MAX_WARPGROUPS = 8
+MAX_BARRIERS = 32  # that Mosaic puts in one group; a ring has one per slot and warpgroup
 # Shared memory beside the ring: barriers, partial sums, the compiler's reduction scratch.
 SHARED_EXTRA = 4096
 
@@ -45,8 +50,8 @@ class Plan:
     """One launch of a row kernel.
 
     Attributes:
-      rows: rows of the array.
-      width: elements per row.
+      rows: rows of the array, times `slices`.
+      width: elements per row, divided by `slices`.
       rows_per_block: rows that one ring slot holds; 1 means that a row is shared by a CTA.
       warpgroups: warpgroups (128 threads each) per CTA; each owns an equal slice of the row.
       piece: inner extent of the (width // piece, piece) view of a row.
@@ -54,6 +59,7 @@ class Plan:
       stages: slots of the ring.
       ctas: CTAs of the launch.
       shared_bytes: shared memory per CTA, bytes, an upper bound.
+      slices: how many of the kernel's rows make up a row of the array.
     """
 
     rows: int
@@ -65,6 +71,7 @@ class Plan:
     stages: int
     ctas: int
     shared_bytes: int
+    slices: int = 1
 
     @property
     def pieces(self) -> int:
@@ -91,7 +98,7 @@ class Plan:
 class Tuning:
     """What was measured to be fastest for rows of at most `width` elements.
 
-    `warpgroups` is a wish: a width that it does not divide gets the next count that fits.
+    `warpgroups` is a wish: a width that it does not divide gets the nearest count that does.
     `rows_per_block` 1 asks for a row per CTA.
     """
 
@@ -131,7 +138,15 @@ def unsupported_parameter(name: str, parameter: Any, width: int) -> str | None:
     return None
 
 
-def plan_rows(rows: int, width: int, dtype: Any, *, streams: int, table: Sequence[Tuning]) -> Plan:
+def plan_rows(
+    rows: int,
+    width: int,
+    dtype: Any,
+    *,
+    streams: int,
+    table: Sequence[Tuning],
+    slices: int = 1,
+) -> Plan:
     """The plan of a kernel over [rows, width] with `streams` row inputs of `dtype`.
 
     Args:
@@ -140,23 +155,27 @@ def plan_rows(rows: int, width: int, dtype: Any, *, streams: int, table: Sequenc
       dtype: float16, bfloat16 or float32.
       streams: arrays of [rows, width] that are read; each has its own ring.
       table: measured choices, narrow to wide; the last entry serves everything wider.
+      slices: parts that a row is cut into, each a multiple of 128 wide; only for operations
+        without reductions.
     """
+    rows, width = rows * slices, width // slices
     itemsize = jnp.dtype(dtype).itemsize
     tuning = next((t for t in table if width <= t.width), table[-1])
     rows_per_block = tuning.rows_per_block
     if rows_per_block == 1 and width <= 2048 and _shared_piece(width, itemsize) < 128:
         rows_per_block = WARPS  # a lane would load 2 or 4 bytes at a time; a warp still loads 8
-    if rows < rows_per_block:
+    if rows < rows_per_block or slices > 1:
         rows_per_block = 1
     if rows_per_block > 1:
-        piece = 256 if width % 256 == 0 and itemsize == 2 else 128
+        piece = _warp_piece(width, itemsize)
         warpgroups = 1
     else:
         piece = _shared_piece(width, itemsize)
         warpgroups = _warpgroups(width // (piece * WARPS), tuning.warpgroups)
     block_bytes = streams * rows_per_block * width * itemsize
     # f32 rows are twice as long: fewer of them fit, first per ring, then per SM.
-    stages = max(1, min(tuning.stages, (SHARED_PER_BLOCK - SHARED_EXTRA) // block_bytes))
+    room = (SHARED_PER_BLOCK - SHARED_EXTRA) // block_bytes
+    stages = max(1, min(tuning.stages, room, MAX_BARRIERS // warpgroups))
     shared = stages * block_bytes + SHARED_EXTRA
     ctas_per_sm = max(1, min(tuning.ctas_per_sm, SHARED_PER_SM // (shared + SHARED_RESERVED)))
     return Plan(
@@ -167,8 +186,9 @@ def plan_rows(rows: int, width: int, dtype: Any, *, streams: int, table: Sequenc
         piece=piece,
         vector=piece // WARP,
         stages=stages,
-        ctas=min(SMS * ctas_per_sm, -(-rows // rows_per_block)),
+        ctas=min(SMS * ctas_per_sm // slices * slices, -(-rows // rows_per_block)),
         shared_bytes=shared,
+        slices=slices,
     )
 
 
@@ -178,7 +198,13 @@ def _shared_piece(width: int, itemsize: int) -> int:
     return next(c for c in (256, 128, 64, 32) if c <= longest and width % (c * WARPS) == 0)
 
 
+def _warp_piece(width: int, itemsize: int) -> int:
+    """The longest piece of which a row holds at least two: layouts have no axis of one."""
+    longest = WARP * 16 // itemsize
+    return next(c for c in (256, 128, 64) if c <= longest and width % c == 0 and width > c)
+
+
 def _warpgroups(groups: int, wish: int) -> int:
-    """The smallest divisor of `groups` that is at least `wish`, or the largest below it."""
+    """The divisor of `groups` that is nearest to `wish` in ratio, the larger of two as near."""
     divisors = [n for n in range(1, MAX_WARPGROUPS + 1) if groups % n == 0]
-    return next((n for n in divisors if n >= wish), divisors[-1])
+    return min(divisors, key=lambda n: (max(n / wish, wish / n), -n))

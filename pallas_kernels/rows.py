@@ -24,6 +24,9 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels.plan import WARPS, Plan
 
+# Elements of a parameter that a lane keeps across rows; beyond, they are read again for each row.
+MOST_KEPT = 48
+
 
 @dataclasses.dataclass(frozen=True)
 class Reductions:
@@ -60,8 +63,8 @@ def run_rows(
     Args:
       transform: the operation on one block.
       plan: where everything goes.
-      streams: [rows, width] arrays of one dtype, each read once.
-      parameters: [width] vectors, read once per CTA and kept in registers.
+      streams: [rows, width] arrays of one dtype, each read once; rows and width of the plan.
+      parameters: [slices * width] vectors, read once per CTA and kept in registers where they fit.
       name: of the kernel, as profilers show it.
       exchanges: how many reductions `transform` makes for one block.
       row_values: whether `transform` returns a value per row; they are f32 [rows].
@@ -78,6 +81,10 @@ def run_rows(
     row_per_warp = p.rows_per_block > 1
     # The axis of four is the one that is dealt to the four warps of a warpgroup: rows of the
     # block, or pieces of the row. Every reduction ends along pieces and lanes of one warp.
+    row_view: tuple[int, ...]
+    slot_shape: tuple[int, ...]
+    block_shape: tuple[int, ...]
+    warp_tile: tuple[int, ...]
     if row_per_warp:
         row_view = (p.pieces, p.piece)
         slot_shape = block_shape = (p.rows_per_block, *row_view)
@@ -94,12 +101,15 @@ def run_rows(
         vector_dim=-1,
     )
 
+    # A long part of a row leaves no registers to keep parameters in: they come from L2 each time.
+    reload = p.elements_per_lane > MOST_KEPT
+
     def kernel(*refs):
         queue = list(refs)
         ins = [queue.pop(0) for _ in streams]
         params = [queue.pop(0) for _ in parameters]
         out = queue.pop(0)
-        values_out = queue.pop(0) if row_values else None
+        values_out: Any = queue.pop(0) if row_values else None
         parts, full, meet, *rings = queue
 
         cta = lax.axis_index("cta")
@@ -121,13 +131,14 @@ def run_rows(
             return ref.at[block_start(k), mine]
 
         def in_ring(ring, k):
-            slot = lax.rem(k, p.stages)
+            slot = _rem(k, p.stages)
             return ring.at[slot] if row_per_warp else ring.at[slot, mine]
 
         def arrival(k):
-            return full.at[lax.rem(k, p.stages) * p.warpgroups + group]
+            return full.at[_rem(k, p.stages) * p.warpgroups + group]
 
         def parameter_registers(ref):
+            ref = ref.at[_rem(cta, p.slices)]
             if row_per_warp:  # every warp has the whole row: the same registers in each
                 row = plgpu.load(ref, layout=layout.reduce(0), optimized=False)
                 return lax.broadcast_in_dim(row, block_shape, (1, 2))
@@ -151,7 +162,7 @@ def run_rows(
                     return partial
                 # Reducing to a scalar would be shorter, but Mosaic gives all warpgroups of a CTA
                 # one scratch for that, without a barrier among them: they would mix their parts.
-                place = lax.rem(k, 2) * exchanges + next(places)
+                place = _rem(k, 2) * exchanges + next(places)
                 parts[place, group] = partial
                 if p.warpgroups > 1:
                     plgpu.barrier_arrive(meet)
@@ -191,7 +202,8 @@ def run_rows(
                 refill()
             plgpu.barrier_wait(arrival(k))
             blocks = [plgpu.load(in_ring(r, k), layout=layout, optimized=False) for r in rings]
-            output, values = transform(blocks, kept, reductions(k))
+            parameters = [parameter_registers(ref) for ref in params] if reload else kept
+            output, values = transform(blocks, parameters, reductions(k))
             if p.stages > 1:
                 refill()
             in_ring(rings[0], k)[...] = output.astype(dtype)
@@ -207,7 +219,7 @@ def run_rows(
             def _(k=k):
                 fetch(jnp.int32(k))
 
-        kept = [parameter_registers(ref) for ref in params]
+        kept = [] if reload else [parameter_registers(ref) for ref in params]
         lax.fori_loop(jnp.int32(0), count, step, jnp.int32(0))
         plgpu.wait_smem_to_gmem(0)
 
@@ -236,10 +248,15 @@ def run_rows(
         **extra,
     )(
         *(stream.reshape(rows, *row_view) for stream in streams),
-        *(parameter.reshape(row_view) for parameter in parameters),
+        *(parameter.reshape(p.slices, *row_view) for parameter in parameters),
     )
     output = results[0].reshape(rows, p.width)
     return (output, results[1]) if row_values else output
+
+
+def _rem(index, count: int):
+    """index % count for index >= 0, in int32 also where x64 makes Python's integers 64 bits."""
+    return lax.rem(index, jnp.int32(count))
 
 
 def _store(ref, values):

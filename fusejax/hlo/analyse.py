@@ -3,16 +3,24 @@
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from fusejax.hlo import boundaries, flow, kernels, reasons, scopes
+from fusejax.errors import UsageError
+from fusejax.hlo import advice, boundaries, flow, kernels, reasons, scopes
 from fusejax.hlo import text as hlo_text
+from fusejax.hlo.advice import GEMM_NOT_AUTOTUNED
 from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Scope, Traffic
-from fusejax.hlo.module import Instruction, Module, Shape
+from fusejax.hlo.memory import no_collection
+from fusejax.hlo.module import ASYNC_STARTS, Instruction, Module, Shape
 from fusejax.program import Program
 
-GEMM_NOT_AUTOTUNED = (
-    "GEMM back end not autotuned: compiled without a device every matrix product becomes a Triton "
-    "GEMM; a real card may choose cuBLAS"
-)
+__all__ = [
+    "GEMM_NOT_AUTOTUNED",
+    "analyse",
+    "analyse_module",
+    "boundary_json",
+    "kernel_json",
+    "to_json",
+    "traffic_json",
+]
 
 _RESOURCES = (
     "registers",
@@ -36,7 +44,27 @@ def analyse(program: Program, *, expected_scopes: Sequence[str] = ()) -> Analysi
     Raises:
       UsageError: the HLO text cannot be read; the message names the line.
     """
-    module = hlo_text.read_module(program.hlo)
+    return analyse_module(hlo_text.read_module(program.hlo), program, expected_scopes)
+
+
+def analyse_module(
+    module: Module, program: Program, expected_scopes: Sequence[str] = ()
+) -> Analysis:
+    """Analyses the module that was read from a program's text (or is one of those in it).
+
+    Raises:
+      UsageError: the module cannot be followed.
+    """
+    try:
+        with no_collection():
+            return _analyse(module, program, expected_scopes)
+    except RecursionError:
+        raise UsageError(
+            f"module {module.name!r}: expected calls that are less deeply nested"
+        ) from None
+
+
+def _analyse(module: Module, program: Program, expected_scopes: Sequence[str]) -> Analysis:
     followed = flow.follow(module)
     launches = followed.launches
     emitters = {id(launch): kernels.emitter(launch.instruction, module) for launch in launches}
@@ -61,17 +89,18 @@ def analyse(program: Program, *, expected_scopes: Sequence[str] = ()) -> Analysi
             direction=directions.pop() if len(directions) == 1 else "both" if directions else None,
         )
     found = boundaries.find(followed, names, found_scopes, sources, evidence)
-    back_end = kernels.backend(module)
+    back_end = program.backend or kernels.backend(module)
+    expected = (*expected_scopes, *_scopes_before(evidence.unoptimised))
     return Analysis(
         name=module.name,
         backend=back_end,
         kernels=tuple(merged.values()),
         boundaries=found,
         minimum_bytes=sum(b.shape.bytes for b in (*followed.inputs, *followed.outputs)),
-        scopes=_survivors(tuple(merged.values()), expected_scopes),
+        scopes=_survivors(tuple(merged.values()), expected),
         warnings=(
             *followed.warnings,
-            *_warnings(followed, merged, found, evidence, back_end, names),
+            *advice.warnings(followed, merged, found, evidence, back_end, names),
         ),
     )
 
@@ -166,10 +195,14 @@ def _names(launches: Sequence[flow.Launch]) -> dict[int, str]:
 
 def _instructions(launch: flow.Launch, module: Module) -> Iterator[Instruction]:
     """What runs inside a launch, nested fusions included; the launched instruction comes last."""
-    if launch.instruction.opcode in ("fusion", "async-start"):
-        pending = list(launch.instruction.called)
+    if launch.instruction.opcode in ("fusion", *ASYNC_STARTS):
+        pending, seen = list(launch.instruction.called), set()
         while pending:
-            for instruction in module.computations[pending.pop()].instructions:
+            name = pending.pop()
+            if name in seen:
+                continue
+            seen.add(name)
+            for instruction in module.computations[name].instructions:
                 yield instruction
                 if instruction.opcode == "fusion":
                     pending += instruction.called
@@ -207,48 +240,18 @@ def _traffic(launch: flow.Launch, used: set[flow.Buffer]) -> Traffic:
     return Traffic(sum(launch.reads.values()), written, launch.access.is_bound)
 
 
+def _scopes_before(unoptimised: Module | None) -> Iterator[str]:
+    """Yields the scopes of the module before optimisation."""
+    if unoptimised is not None:
+        for computation in unoptimised.computations.values():
+            yield from _scopes(computation.instructions)
+
+
 def _survivors(found: Sequence[Kernel], expected: Sequence[str]) -> tuple[Scope, ...]:
+    held: dict[str, dict[str, None]] = {}
+    for kernel in found:
+        for scope in kernel.scopes:
+            for name in scopes.within(scope):
+                held.setdefault(name, {})[kernel.name] = None
     names = dict.fromkeys((*expected, *(scope for kernel in found for scope in kernel.scopes)))
-    return tuple(
-        Scope(
-            name,
-            tuple(k.name for k in found if any(scopes.holds(scope, name) for scope in k.scopes)),
-        )
-        for name in names
-    )
-
-
-def _warnings(
-    followed: flow.Flow,
-    merged: Mapping[str, Kernel],
-    found: Sequence[Boundary],
-    evidence: reasons.Evidence,
-    back_end: str,
-    names: Mapping[int, str],
-) -> Iterator[str]:
-    if back_end == "gpu" and any(kernel.emitter == "triton_gemm" for kernel in merged.values()):
-        yield GEMM_NOT_AUTOTUNED
-    if evidence.has_barrier and all(boundary.reason.kind != "barrier" for boundary in found):
-        yield "an optimization barrier of the program split nothing"
-    by_name = {names[id(launch)]: launch for launch in followed.launches}
-    for boundary in found:
-        width = _width_around(boundary, by_name)
-        bits = Shape(boundary.dtype).bits
-        if width and bits > width:
-            yield (
-                f"boundary {boundary.producer} -> {', '.join(boundary.consumers)}: {boundary.dtype}"
-                f" is wider ({bits} bits) than what comes in and goes out ({width} bits): cast "
-                "before it"
-            )
-
-
-def _width_around(boundary: Boundary, by_name: Mapping[str, flow.Launch]) -> int:
-    """Widest element, in bits, among large arrays read by the producer and written by consumers.
-
-    0 where one side has no array as large as the boundary: then its width cannot be compared.
-    """
-    size = Shape(boundary.dtype, boundary.shape).count
-    before = [b.shape for b in by_name[boundary.producer].reads]
-    after = [b.shape for name in boundary.consumers for b in by_name[name].results.values()]
-    large = [[s.bits for s in side if s.count >= size > 1] for side in (before, after)]
-    return max(large[0] + large[1]) if all(large) else 0
+    return tuple(Scope(name, tuple(held.get(name.strip("/"), ()))) for name in names if name)

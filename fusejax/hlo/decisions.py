@@ -1,6 +1,7 @@
 """Reads what XLA's priority-fusion pass wrote down about its decisions."""
 
 import dataclasses
+import math
 import re
 from collections.abc import Mapping
 
@@ -112,9 +113,10 @@ def _priced(fields: Mapping[str, str]) -> Reason:
 
 def _number(text: str) -> float:
     try:
-        return float(text)
+        number = float(text)
     except ValueError:
         return 0.0
+    return number if math.isfinite(number) else 0.0
 
 
 def _plain(value: str) -> str:
@@ -132,7 +134,7 @@ def _plain(value: str) -> str:
     return _escape.sub(character, value[1:-1])
 
 
-type Index = Mapping[str, list[Instruction]]
+type Index = Mapping[tuple[str, str, tuple[int, ...]], list[Instruction]]
 
 
 def stem(name: str) -> str:
@@ -141,13 +143,14 @@ def stem(name: str) -> str:
 
 
 def index_names(module: Module) -> Index:
-    """Every instruction under its name, and under its name without XLA's suffixes."""
-    index: dict[str, list[Instruction]] = {}
+    """Every instruction under its name, whole and without XLA's suffixes, opcode and dimensions."""
+    index: dict[tuple[str, str, tuple[int, ...]], list[Instruction]] = {}
     for computation in module.computations.values():
         for instruction in computation.instructions:
             names = (instruction.name, stem(instruction.name), stem(stem(instruction.name)))
             for name in dict.fromkeys(names):
-                index.setdefault(name, []).append(instruction)
+                key = (name, instruction.opcode, instruction.shape.dims)
+                index.setdefault(key, []).append(instruction)
     return index
 
 
@@ -161,12 +164,8 @@ def match(instruction: Instruction, index: Index) -> Instruction | None:
     for _ in range(4):
         found = {
             id(other): other
-            for other in index.get(name, ())
-            if other.opcode == instruction.opcode
-            and other.shape.dims == instruction.shape.dims
-            and (
-                not (other.op_name and instruction.op_name) or other.op_name == instruction.op_name
-            )
+            for other in index.get((name, instruction.opcode, instruction.shape.dims), ())
+            if not (other.op_name and instruction.op_name) or other.op_name == instruction.op_name
         }
         if len(found) == 1:
             return next(iter(found.values()))

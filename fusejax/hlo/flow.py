@@ -41,14 +41,17 @@ class Buffer:
     sources: list[tuple["Buffer", Fraction]] = dataclasses.field(default_factory=list)
     """Of a loop's carry or a branch's result: what it may be, and the share of the reads."""
 
+    known_bottom: "Buffer | None" = None
+    """`bottom`, once it was asked for."""
+
     def bottom(self) -> "Buffer":
         """The array that a chain of updates in place began with."""
         chain, current = [], self
-        while current.base is not None:
+        while (below := current.known_bottom or current.base) is not None:
             chain.append(current)
-            current = current.base
-        for buffer in chain:  # so that a long chain is walked once, not once for each of its links
-            buffer.base = current
+            current = below
+        for buffer in chain:  # a long chain is walked once, not once for each of its links
+            buffer.known_bottom = current
         return current
 
 

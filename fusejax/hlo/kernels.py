@@ -2,7 +2,7 @@
 
 import re
 
-from fusejax.hlo.module import Computation, Instruction, Module
+from fusejax.hlo.module import ASYNC_STARTS, Computation, Instruction, Module
 
 _TARGETS = (
     (re.compile(r"mosaic_gpu"), "mosaic_gpu"),
@@ -89,7 +89,7 @@ def emitter(instruction: Instruction, module: Module) -> str:
     called = instruction.called
     if opcode == "async-start" and called:
         root = module.computations[called[0]].root
-        return emitter(root, module) if root.opcode != "async-start" else "custom_call"
+        return emitter(root, module) if root.opcode not in ASYNC_STARTS else "custom_call"
     opcode = opcode.removesuffix("-start")
     if opcode == "custom-call":
         return _by_target(instruction)

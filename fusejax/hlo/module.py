@@ -5,7 +5,7 @@ import functools
 import math
 import re
 from collections.abc import Iterator, Mapping
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 _BITS = {
     "pred": 8,
@@ -92,6 +92,9 @@ _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*+)"')
 _SOURCE_LINE = re.compile(r"\bsource_line=(\d+)")
+_MOST_FRAMES = 1000
+ASYNC_STARTS = frozenset(("async-start", "fusion-start"))
+"""Opcodes that start a computation of their own in the background."""
 
 
 def called_names(value: str) -> tuple[str, ...]:
@@ -191,6 +194,11 @@ class Module:
     entry_name: str
     frames: Mapping[int, Frame] = dataclasses.field(default_factory=dict)
 
+    @functools.cached_property
+    def memo(self) -> dict[Any, Any]:
+        """What was found out about a computation, so that it is found out once per module."""
+        return {}
+
     @property
     def entry(self) -> Computation:
         """The computation that is run."""
@@ -210,7 +218,7 @@ class Module:
         frame_id = _FRAME.search(metadata)
         row = int(frame_id[1]) if frame_id and len(frame_id[1]) < 10 else 0
         innermost: str | None = None
-        for _ in range(len(self.frames)):  # a table that loops must not hang the reader
+        for _ in range(_MOST_FRAMES):  # a table that loops must not hang the reader
             frame = self.frames.get(row)
             if frame is None:
                 break

@@ -9,7 +9,7 @@ from fusejax.hlo import text as hlo_text
 from fusejax.hlo.analysis import Reason
 from fusejax.hlo.decisions import Decisions, Index
 from fusejax.hlo.flow import Buffer, Launch, leaves
-from fusejax.hlo.module import Computation, Instruction, Module
+from fusejax.hlo.module import ASYNC_STARTS, Computation, Instruction, Module
 from fusejax.program import Program
 
 TRITON_ROW_LIMIT = 16384
@@ -39,32 +39,61 @@ class Evidence:
     decisions: Decisions | None
     before: Module | None
     """The module before the fusion pass, or before optimisation."""
+    unoptimised: Module | None
+    """The module before optimisation."""
     index: Index
-    users: Mapping[str, Mapping[str, tuple[Instruction, ...]]]
-    """Users of every instruction of `before`, by computation."""
-
-    @property
-    def has_barrier(self) -> bool:
-        """Whether an optimisation barrier stood in the module before fusion."""
-        return self.before is not None and any(
-            i.opcode == "opt-barrier"
-            for c in self.before.computations.values()
-            for i in c.instructions
-        )
+    barriers: Mapping[str, frozenset[str]]
+    """Of values of `before`: the optimisation barriers that they go into, through views only."""
+    deviceless: bool | None
 
 
 def gather(program: Program, module: Module, emitters: Mapping[int, str]) -> Evidence:
     """Reads what the program carries besides its final text; unreadable parts count as absent."""
     read = decisions.read(program.decisions) if program.decisions else None
-    before = read.before if read else None
-    if before is None and program.unoptimised:
+    unoptimised = None
+    if program.unoptimised:
         try:
-            before = hlo_text.read_module(program.unoptimised)
+            unoptimised = hlo_text.read_module(program.unoptimised)
         except UsageError:
-            before = None
-    index = decisions.index_names(before) if before else {}
-    users = {c.name: c.users for c in before.computations.values()} if before else {}
-    return Evidence(module, emitters, read, before, index, users)
+            unoptimised = None
+    before = read.before if read and read.before else unoptimised
+    return Evidence(
+        module=module,
+        emitters=emitters,
+        decisions=read,
+        before=before,
+        unoptimised=unoptimised,
+        index=decisions.index_names(before) if before else {},
+        barriers=_values_at_barriers(before) if before else {},
+        deviceless=program.deviceless,
+    )
+
+
+def _values_at_barriers(before: Module) -> dict[str, frozenset[str]]:
+    found: dict[str, frozenset[str]] = {}
+    for computation in before.computations.values():
+        for barrier in computation.instructions:
+            if barrier.opcode != "opt-barrier":
+                continue
+            pending, seen = [o.name for o in barrier.operands], set()
+            while pending:
+                value = computation.by_name[pending.pop()]
+                if value.name in seen:
+                    continue
+                seen.add(value.name)
+                found[value.name] = found.get(value.name, frozenset()) | {barrier.name}
+                if value.opcode in _VIEWS:
+                    pending += [operand.name for operand in value.operands]
+    return found
+
+
+def barriers(evidence: Evidence, buffer: Buffer) -> frozenset[str]:
+    """Names of the optimisation barriers that keep an array's writer from what reads the array."""
+    if buffer.writer is None or not evidence.barriers:
+        return frozenset()
+    value = written_value(evidence.module, buffer.writer, buffer.path)
+    origin = _before(evidence, buffer.writer, value)
+    return evidence.barriers.get(origin.name, frozenset()) if origin else frozenset()
 
 
 def reason(evidence: Evidence, buffer: Buffer, consumers: Sequence[Launch]) -> Reason:
@@ -75,7 +104,7 @@ def reason(evidence: Evidence, buffer: Buffer, consumers: Sequence[Launch]) -> R
     others = [evidence.emitters[id(consumer)] for consumer in consumers]
     value = written_value(evidence.module, producer, buffer.path)
     origin = _before(evidence, producer, value)
-    if origin is not None and _meets_barrier(evidence, origin):
+    if origin is not None and origin.name in evidence.barriers:
         return Reason(
             "barrier", "an optimization barrier stands between the producer and what reads it"
         )
@@ -101,7 +130,8 @@ def reason(evidence: Evidence, buffer: Buffer, consumers: Sequence[Launch]) -> R
             else ("no dump of XLA's fusion decisions is at hand")
         )
         return Reason("unknown", missing)
-    if told.kind == "rule" and "triton_gemm" in (emitter, *others):
+    is_on_card = evidence.deviceless is False
+    if told.kind == "rule" and "triton_gemm" in (emitter, *others) and not is_on_card:
         told = dataclasses.replace(told, text=f"{told.text}; GEMM back end not autotuned")
     return told
 
@@ -119,7 +149,7 @@ def _certain(emitter: str, others: Iterable[str]) -> Reason | None:
 def written_value(module: Module, launch: Launch, path: Sequence[int]) -> Instruction:
     """The instruction inside a launch whose value is the result at `path`, behind bitcasts."""
     instruction = launch.instruction
-    if instruction.opcode not in ("fusion", "async-start") or not instruction.called:
+    if instruction.opcode not in ("fusion", *ASYNC_STARTS) or not instruction.called:
         return instruction
     body = module.computations[instruction.called[0]]
     value = body.root
@@ -137,24 +167,6 @@ def _before(evidence: Evidence, launch: Launch, value: Instruction) -> Instructi
     if whole is not None and whole.opcode == launch.instruction.opcode == "fusion":
         return whole  # made before the pass (a GEMM, a Triton softmax) and left as it was
     return decisions.match(value, evidence.index)
-
-
-def _meets_barrier(evidence: Evidence, origin: Instruction) -> bool:
-    """Whether the value, seen through views of it, goes into an optimisation barrier."""
-    assert evidence.before is not None
-    for users in evidence.users.values():
-        pending, seen = [origin.name], set()
-        while pending:
-            name = pending.pop()
-            if name in seen:
-                continue
-            seen.add(name)
-            for user in users.get(name, ()):
-                if user.opcode == "opt-barrier":
-                    return True
-                if user.opcode in _VIEWS:
-                    pending.append(user.name)
-    return False
 
 
 def _row_length(module: Module, launch: Launch, depth: int = 8) -> int:

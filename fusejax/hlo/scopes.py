@@ -1,6 +1,7 @@
 """Named scopes out of the framework's operation names."""
 
 import re
+from collections.abc import Iterator
 
 _WRAPPED = re.compile(r"([A-Za-z_]\w*)\((.*)\)", re.DOTALL)
 # What JAX puts into a name for its own control flow; no user wrote it.
@@ -10,6 +11,10 @@ _STRUCTURE = frozenset((
     "shard_map", "shmap_body", "xla_call", "eval_jaxpr", "while", "scan", "cond", "body",
     "body_jaxpr", "cond_jaxpr", "pallas_call", "named_call",
 ))  # fmt: skip
+# Longer paths are looked for in parts of this length only: a hostile name must not cost its square.
+_MOST_PARTS = 32
+# jnp.einsum names a scope after its subscripts.
+_EINSUM = re.compile(r"[A-Za-z.,]*->[A-Za-z.]*")
 _BRANCH = re.compile(r"branch_\d+_fun")
 
 
@@ -37,6 +42,14 @@ def holds(scope_path: str, wanted: str) -> bool:
     return f"/{wanted.strip('/')}/" in f"/{scope_path}/"
 
 
+def within(scope_path: str) -> Iterator[str]:
+    """Yields every scope that `holds` finds in a path: of "a/b", "a", "a/b" and "b"."""
+    parts = scope_path.strip("/").split("/")
+    for start in range(len(parts)):
+        for end in range(start + 1, min(len(parts), start + _MOST_PARTS) + 1):
+            yield "/".join(parts[start:end])
+
+
 def _split(name: str) -> list[str]:
     """Parts between slashes that stand outside brackets."""
     parts, depth, start = [], 0, 0
@@ -62,5 +75,5 @@ def _unwrapped(part: str) -> list[str]:
         part = match[2]
     if "/" in part:
         return [name for inner in _split(part) for name in _unwrapped(inner)]
-    is_structure = part in _STRUCTURE or _BRANCH.fullmatch(part)
+    is_structure = part in _STRUCTURE or _BRANCH.fullmatch(part) or _EINSUM.fullmatch(part)
     return [] if not part or is_structure else [part]

@@ -5,6 +5,7 @@ from typing import NamedTuple, NoReturn
 
 from fusejax.errors import UsageError
 from fusejax.hlo import frames, grammar, infer
+from fusejax.hlo.memory import no_collection
 from fusejax.hlo.module import (
     CALLING,
     DTYPES,
@@ -19,6 +20,7 @@ from fusejax.hlo.module import (
 
 _CLOSING = {"(": ")", "{": "}", "[": "]"}
 _MAX_DEPTH = 64
+_MOST_ELEMENTS = 2**62
 _CALLING = frozenset(CALLING)
 
 
@@ -51,10 +53,11 @@ def read_modules(text: str) -> tuple[Module, ...]:
         raise UsageError("line 1: expected HLO text, found binary data")
     starts = [0, *(match.end() for match in grammar.SEPARATOR.finditer(text)), len(text)]
     modules: list[Module] = []
-    for start, end in itertools.pairwise(starts):
-        reader = _Reader(text, start, end)
-        while not reader.at_end():
-            modules.append(reader.module())
+    with no_collection():
+        for start, end in itertools.pairwise(starts):
+            reader = _Reader(text, start, end)
+            while not reader.at_end():
+                modules.append(reader.module())
     if not modules:
         _Reader(text, len(text), len(text)).fail("an HLO module")
     return tuple(modules)
@@ -390,7 +393,10 @@ class _Reader:
                 for size in dims.split(",")
                 if dims
             )
-            shape = self.shapes[text] = Shape(match[1], sizes, match[3] or "")
+            shape = Shape(match[1], sizes, match[3] or "")
+            if shape.count >= _MOST_ELEMENTS:
+                self.fail("an array of fewer than 2**62 elements", position)
+            self.shapes[text] = shape
         return shape
 
     def shape(self, depth: int = 0) -> Shape:

@@ -1,10 +1,11 @@
 """Bytes that one launch reads and writes, told from what stands inside it."""
 
 import dataclasses
+import re
 from collections.abc import Mapping
 
 from fusejax.hlo import infer
-from fusejax.hlo.module import Computation, Instruction, Module, Shape
+from fusejax.hlo.module import ASYNC_STARTS, Computation, Instruction, Module, Shape
 
 # Element i of the result needs element i (in some order) of each operand of the same size.
 _ONE_TO_ONE = frozenset((
@@ -16,6 +17,9 @@ _ONE_TO_ONE = frozenset((
     "round-nearest-even", "rsqrt", "select", "shift-left", "shift-right-arithmetic",
     "shift-right-logical", "sign", "sine", "sqrt", "subtract", "tan", "tanh", "transpose", "xor",
 ))  # fmt: skip
+
+
+_ALIASED = re.compile(r"\{([\d,\s]{0,99})\}\s*:")
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,7 +58,7 @@ def access(module: Module, computation: Computation, instruction: Instruction) -
     called = instruction.called
     if opcode == "fusion" and called:
         return _inside(module.computations[called[0]], module, len(shapes))
-    if opcode == "async-start" and called:
+    if opcode in ASYNC_STARTS and called:
         inner = _inside(module.computations[called[0]], module, len(shapes))
         moved = {(1, *path): size for path, size in inner.writes.items()}
         aliased = {(1, *path): operand for path, operand in inner.in_place.items()}
@@ -71,11 +75,21 @@ def access(module: Module, computation: Computation, instruction: Instruction) -
             tuple(shape.bytes for shape in shapes), _writes(instruction.shape, path), {}, False
         )
     if opcode == "custom-call":
+        reads, writes = tuple(shape.bytes for shape in shapes), _writes(instruction.shape, ())
         # Whether a call that updates an operand in place touches all of it is not told.
-        is_bound = "output_to_operand_aliasing" in instruction.attributes
-        reads = tuple(shape.bytes for shape in shapes)
-        return Access(reads, _writes(instruction.shape, ()), {}, is_bound)
+        updated = _aliased_bytes(instruction, writes)
+        return Access(reads, writes, {}, updated > (sum(reads) + sum(writes.values())) // 1000)
     return _alone(instruction, tuple(shapes))
+
+
+def _aliased_bytes(call: Instruction, writes: Mapping[tuple[int, ...], int]) -> int:
+    """Bytes of a call's results that are operands too, a Pallas kernel's semaphores for example."""
+    aliasing = call.attributes.get("output_to_operand_aliasing", "")
+    paths = [
+        tuple(int(index) for index in path.split(",") if index.strip())
+        for path in _ALIASED.findall(aliasing)
+    ]
+    return sum(writes.get(path, 0) for path in paths)
 
 
 def _writes(shape: Shape, under: tuple[int, ...]) -> dict[tuple[int, ...], int]:
@@ -101,7 +115,10 @@ def _alone(instruction: Instruction, shapes: tuple[Shape, ...]) -> Access:
 
 
 def _inside(computation: Computation, module: Module, operands: int) -> Access:
-    return _measure(computation, module, operands)
+    key = ("access", computation.name, operands)
+    if key not in module.memo:
+        module.memo[key] = _measure(computation, module, operands)
+    return module.memo[key]
 
 
 def _measure(body: Computation, module: Module | None, operands: int) -> Access:
@@ -179,7 +196,7 @@ def _demand(
         return min(full, needed), False
     if opcode == "fusion" and module is not None and user.called:
         called = module.computations[user.called[0]]
-        inner = _measure(called, module, len(user.operands))
+        inner = _inside(called, module, len(user.operands))
         shape = called.parameters[position].shape if position in called.parameters else None
         if shape is not None and shape.bits:
             return min(full, inner.reads[position] * 8 // shape.bits), inner.is_bound

@@ -1,16 +1,21 @@
 """The reader: grammar, errors, and XLA's own parser as a witness."""
 
+import pathlib
 import random
 import re
+import time
 
 import jax
 import jax.numpy as jnp
 import pytest
 
+from fusejax.compile import aot
 from fusejax.errors import UsageError
 from fusejax.hlo.analyse import analyse, to_json
 from fusejax.hlo.text import read_module, read_modules
 from fusejax.program import Program
+
+DATA = pathlib.Path(__file__).resolve().parents[1] / "data"
 
 SAMPLE = r"""// a comment
 HloModule sample.1, is_scheduled=true, entry_computation_layout={(f32[8]{0})->f32[8]{0}}
@@ -135,29 +140,59 @@ def layer(x, w):
     return jax.lax.fori_loop(0, 3, lambda i, c: jnp.sin(c) + i, y), jnp.sort(y), y.at[0].set(1)
 
 
+def assert_agrees(text):
+    """Compares with XLA, which takes `#1` and the starts of async fusions apart."""
+    module, theirs = read_module(text), xla_parser()(text)
+    computations = {c.name: c for c in theirs.computations()}
+    extra = computations.keys() - module.computations.keys()
+    assert all(name.startswith("async_wrapped") for name in extra)
+    for name, computation in module.computations.items():
+        found = {i.name: i for i in computations[name].instructions()}
+        mine = computation.by_name
+        assert mine.keys() <= found.keys()
+        added = [found[name].to_string() for name in found.keys() - mine.keys()]
+        assert all("get-tuple-element(" in line for line in added)
+        for name, instruction in mine.items():
+            line = re.sub(r"/\*.*?\*/", "", found[name].to_string())
+            start = f" = {printed(instruction.shape)} {instruction.opcode}("
+            assert start in line
+            operands = [operand.name for operand in instruction.operands]
+            if not any(operand.element for operand in instruction.operands):
+                theirs_of_it = re.findall(r"%([\w.\-]+)", line.split(start)[1])
+                assert operands == theirs_of_it[: len(operands)]
+
+
+def gradient(x, w):
+    return jax.grad(lambda x, w: sum(a.sum() for a in layer(x, w)))(x, w)
+
+
 @pytest.mark.parametrize("stage", ["lowered", "compiled"])
 def test_agrees_with_xla(stage):
-    lowered = jax.jit(jax.grad(lambda x, w: sum(a.sum() for a in layer(x, w)))).lower(
-        jnp.ones((8, 16)), jnp.ones((16, 16))
-    )
-    text = lowered.as_text("hlo") if stage == "lowered" else lowered.compile().as_text()
-    module, theirs = read_module(text), xla_parser()(text)
-    computations = theirs.computations()
-    assert {c.name for c in computations} == set(module.computations)
-    for computation in computations:
-        found = {i.name: i for i in computation.instructions()}
-        mine = module.computations[computation.name].by_name
-        assert mine.keys() == found.keys()
-        for name, instruction in found.items():
-            line = re.sub(r"/\*.*?\*/", "", instruction.to_string())
-            assert f" = {printed(mine[name].shape)} {mine[name].opcode}(" in line
-            operands = [operand.name for operand in mine[name].operands]
-            assert (
-                operands
-                == re.findall(r"%([\w.\-]+)", line.split(f" {mine[name].opcode}(")[1])[
-                    : len(operands)
-                ]
-            )
+    lowered = jax.jit(gradient).lower(jnp.ones((8, 16)), jnp.ones((16, 16)))
+    assert_agrees(lowered.as_text("hlo") if stage == "lowered" else lowered.compile().as_text())
+
+
+def test_agrees_with_xla_on_modules_for_a_gpu(deviceless):
+    x = jax.ShapeDtypeStruct((512, 1024), "float32")
+    w = jax.ShapeDtypeStruct((1024, 1024), "float32")
+    for function in (gradient, lambda x, w: jax.lax.dynamic_update_slice(w, x, (3, 0))):
+        program = aot.compile_program(function, (x, w), deviceless("h100")).program
+        assert_agrees(program.hlo)
+
+
+@pytest.mark.parametrize("version", ["jax-0.10.2", "jax-0.11.2", "jax-0.12.0.1"])
+def test_agrees_with_xla_on_dumps(version):
+    paths = sorted((DATA / version).rglob("*_optimizations.txt"))
+    read = 0
+    for path in paths:
+        text = path.read_text()
+        try:
+            xla_parser()(text)
+        except Exception:  # this version of XLA does not take the text of that one
+            continue
+        assert_agrees(text)
+        read += 1
+    assert read > len(paths) / 3
 
 
 def mutate(text, rng):
@@ -189,6 +224,79 @@ def test_mutations_raise_nothing_but_usage_errors():
             messages.append(str(error))
     assert 0 < read < 500
     assert all(re.fullmatch(r"[^\n]+", message) for message in messages)
+
+
+@pytest.mark.parametrize(
+    "build",
+    [
+        # A chain of updates in place, each read by a kernel of its own.
+        lambda n: (
+            "HloModule m\nENTRY e {\n x0 = f32[8192] parameter(0)\n u = f32[1] parameter(1)\n"
+            " i = s32[] parameter(2)\n c0 = f32[8192] negate(x0)\n"
+            + "".join(
+                f" c{k + 1} = f32[8192] dynamic-update-slice(c{k}, u, i)\n"
+                f" n{k} = f32[8192] negate(c{k + 1})\n"
+                for k in range(n)
+            )
+            + "}"
+        ),
+        # Fusions in fusions, each calling the one below twice.
+        lambda n: (
+            "HloModule m\nf0 {\n p = f32[8] parameter(0)\n ROOT n = f32[8] negate(p)\n}\n"
+            + "".join(
+                f"f{k + 1} {{\n p = f32[8] parameter(0)\n"
+                f" a = f32[8] fusion(p), kind=kLoop, calls=f{k}\n"
+                f" ROOT b = f32[8] fusion(a), kind=kLoop, calls=f{k}\n}}\n"
+                for k in range(min(n // 40, 60))
+            )
+            + f"ENTRY e {{\n p = f32[8] parameter(0)\n"
+            f" ROOT r = f32[8] fusion(p), kind=kLoop, calls=f{min(n // 40, 60)}\n}}"
+        ),
+        # Stack frames that are their own callers.
+        lambda n: (
+            'HloModule m\n\nFileNames\n1 "/x/site-packages/a.py"\n\nFileLocations\n'
+            "1 {file_name_id=1 function_name_id=1 line=7}\n\nStackFrames\n"
+            + "".join(f"{k} {{file_location_id=1 parent_frame_id={k + 2}}}\n" for k in range(1, n))
+            + f"{n} {{file_location_id=1 parent_frame_id=2}}\n\nENTRY e {{\n"
+            " p = f32[8] parameter(0)\n"
+            + "".join(
+                f" a{k} = f32[8] negate(p), metadata={{stack_frame_id=1}}\n" for k in range(n // 9)
+            )
+            + "}"
+        ),
+    ],
+    ids=["updates", "fusions", "frames"],
+)
+def test_hostile_modules_take_no_more_than_linear_time(build):
+    start = time.perf_counter()
+    assert analyse(Program("m", build(3000))).kernels
+    assert time.perf_counter() - start < 20
+
+
+def test_calls_too_deep_to_follow():
+    text = "c0 {\n ROOT p = f32[8] parameter(0)\n}\n" + "".join(
+        f"c{k + 1} {{\n p = f32[8] parameter(0)\n ROOT r = f32[8] call(p), to_apply=c{k}\n}}\n"
+        for k in range(5000)
+    )
+    with pytest.raises(UsageError, match="less deeply nested"):
+        analyse(Program("m", text))
+
+
+def test_loops_that_run_for_ever():
+    config = 'backend_config={"known_trip_count":{"n":"999999999999"}}'
+    loop = (
+        "c { p = f32[8] parameter(0)\n ROOT t = pred[] constant(true) }\n"
+        "b0 { ROOT p = f32[8] parameter(0) }\n"
+    )
+    for k in range(3):
+        loop += (
+            f"b{k + 1} {{ p = f32[8] parameter(0)\n"
+            f" ROOT w = f32[8] while(p), condition=c, body=b{k}, {config} }}\n"
+        )
+    with pytest.raises(UsageError, match="expected at most"):
+        analyse(Program("m", loop))
+    with pytest.raises(UsageError, match="fewer than"):
+        read_modules("e { p = f32[999999999999,999999999999] parameter(0) }")
 
 
 def test_deep_nesting_is_refused():
