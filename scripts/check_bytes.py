@@ -8,8 +8,11 @@ one-kernel reductions take, a cross-entropy gradient and a transformer block for
 runs each once under Nsight Compute, and prints every kernel of at least 64 MB. Needs a GPU and ncu.
 """
 
+import json
+import pathlib
 import sys
-from collections.abc import Callable
+import tempfile
+from collections.abc import Callable, Iterator
 from typing import Any
 
 from absl import flags
@@ -20,7 +23,9 @@ _JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
 _LEAST = flags.DEFINE_integer(
     "least_mb", 64, "Smallest kernel that is shown, in MB read + written."
 )
-_COUNT = flags.DEFINE_boolean("count", False, "Run the suite once, to be counted. Used under ncu.")
+_COUNT = flags.DEFINE_string(
+    "count", None, "Run the suite once, to be counted, and tell its kernels in this file. For ncu."
+)
 
 _MARKER = "wrapped_negate"
 
@@ -75,10 +80,6 @@ def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     x = array(8, 2048, 2048)
     params = jax.eval_shape(block.init, jax.random.key(0), x)
     found["transformer block"] = block.apply, (params, x)
-    found["transformer block gradient"] = (
-        jax.grad(lambda p, x: block.apply(p, x).astype(jnp.float32).sum()),
-        (params, x),
-    )
     return found
 
 
@@ -102,7 +103,7 @@ def main() -> None:
 
     target, _ = targets.resolve("device")
     if _COUNT.value:
-        _run_suite()
+        _run_suite(pathlib.Path(_COUNT.value), target)
         return
     cli.check_writable("--json", _JSON.value)
     from rich.console import Console
@@ -111,54 +112,65 @@ def main() -> None:
     from fusejax.report.progress import progress
 
     with progress(Console(stderr=True)) as tell:
-        rows = _rows(target, tell)
+        tell(f"counting {len(suite())} functions with ncu")
+        rows = _rows()
     _print(rows, Console(width=WIDTH))
     if _JSON.value:
         cli.write_json("--json", _JSON.value, {"schema": "fusejax.check_bytes/1", "rows": rows})
 
 
-def _rows(target: Any, tell: Callable[[str], None]) -> list[dict[str, Any]]:
-    from fusejax.compile import aot
-    from fusejax.hlo.analyse import analyse
+def _rows() -> list[dict[str, Any]]:
     from fusejax.measure import counters
-    from fusejax.resources.matching import match
 
-    analyses = {}
-    for name, (function, arguments) in suite().items():
-        tell(f"compiling {name}")
-        analyses[name] = analyse(aot.compile_program(function, arguments, target).program)
-    tell("counting with ncu")
-    launches = counters.run_under_ncu([sys.executable, __file__, "--count"])
+    with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
+        told = pathlib.Path(folder, "kernels.json")
+        command = [sys.executable, __file__, "--count", str(told)]
+        launches = counters.run_under_ncu(command)
+        compiled = json.loads(told.read_text())
     runs: list[list[Any]] = []
     for launch in launches:
         if launch.function == _MARKER:
             runs.append([])
         elif runs:
             runs[-1].append(launch)
-    rows = []
-    for (name, analysis), counted in zip(analyses.items(), runs, strict=True):
-        known = {kernel.name: kernel for kernel in analysis.kernels}
-        names = match([launch.function for launch in counted], analysis.kernels, per_run=True)
-        for kernel_name, launch in zip(names, counted, strict=True):
-            kernel = known.get(kernel_name or "")
-            rows.append(
-                {
-                    "function": name,
-                    "kernel": kernel_name or launch.function,
-                    "emitter": kernel.emitter if kernel else None,
-                    "modelled_read": kernel.traffic.read if kernel else None,
-                    "modelled_written": kernel.traffic.written if kernel else None,
-                    "counted_read": launch.read_bytes,
-                    "counted_written": launch.written_bytes,
-                }
-            )
-    return rows
+    return [
+        row
+        for (name, kernels), counted in zip(compiled.items(), runs, strict=True)
+        for row in _joined(name, kernels, counted)
+    ]
 
 
-def _run_suite() -> None:
+def _joined(
+    function: str, kernels: dict[str, dict[str, Any]], counted: list[Any]
+) -> Iterator[dict[str, Any]]:
+    """A row per launch: what its kernel should move, None where it is not known which it was."""
+    from fusejax.hlo.analysis import Kernel, Traffic
+    from fusejax.resources.matching import match
+
+    known = [
+        Kernel(name, k["emitter"], (), None, k["count"], Traffic(k["read"], k["written"]))
+        for name, k in kernels.items()
+    ]
+    names = match([launch.function for launch in counted], known, per_run=True)
+    for name, launch in zip(names, counted, strict=True):
+        kernel = kernels.get(name or "", {})
+        yield {
+            "function": function,
+            "kernel": name or launch.function,
+            "emitter": kernel.get("emitter"),
+            "modelled_read": kernel.get("read"),
+            "modelled_written": kernel.get("written"),
+            "counted_read": launch.read_bytes,
+            "counted_written": launch.written_bytes,
+        }
+
+
+def _run_suite(told: pathlib.Path, target: Any) -> None:
     import jax
     import jax.numpy as jnp
 
+    from fusejax.compile import aot
+    from fusejax.hlo.analyse import analyse
     from fusejax.measure import counters, timing
 
     marker = jax.jit(lambda x: -x)
@@ -170,13 +182,24 @@ def _run_suite() -> None:
         return jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
 
     jax.block_until_ready(marker(dot))
-    for function, arguments in suite().values():
+    compiled = {}
+    for name, (function, arguments) in suite().items():
+        done = aot.compile_program(function, arguments, target, timing.GRAPHS_OFF)
+        compiled[name] = {
+            kernel.name: {
+                "emitter": kernel.emitter,
+                "count": kernel.count,
+                "read": kernel.traffic.read,
+                "written": kernel.traffic.written,
+            }
+            for kernel in analyse(done.program).kernels
+        }
         values = jax.tree.map(made, arguments)
-        program = jax.jit(function).lower(*values).compile(compiler_options=timing.GRAPHS_OFF)
-        jax.block_until_ready(program(*values))
+        jax.block_until_ready(done.executable(*values))
         with counters.counted():
             jax.block_until_ready(marker(dot))
-            jax.block_until_ready(program(*values))
+            jax.block_until_ready(done.executable(*values))
+    told.write_text(json.dumps(compiled))
 
 
 def _print(rows: list[dict[str, Any]], console: Any) -> None:

@@ -3,7 +3,7 @@
 import dataclasses
 import functools
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import jax
@@ -30,7 +30,10 @@ class Compilation:
 
 
 def compile_program(
-    function: Callable[..., Any], arguments: Sequence[Any], target: Target
+    function: Callable[..., Any],
+    arguments: Sequence[Any],
+    target: Target,
+    options: Mapping[str, Any] | None = None,
 ) -> Compilation:
     """Compiles `function` for `target`.
 
@@ -38,13 +41,14 @@ def compile_program(
       function: jitted or not.
       arguments: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
       target: see `fusejax.compile.targets.resolve`.
+      options: further compiler options.
 
     Raises:
       UsageError: the target's description is not one that XLA accepts.
       Whatever tracing, lowering or compiling `function` raises.
     """
     start = time.perf_counter()
-    executable, program = compile_with_dump(_lower(function, arguments, target))
+    executable, program = compile_with_dump(_lower(function, arguments, target), options)
     seconds = time.perf_counter() - start
     return Compilation(program, seconds, _executable_bytes(executable), executable)
 

@@ -4,10 +4,12 @@ import dataclasses
 import pathlib
 import re
 import tempfile
+from collections.abc import Mapping
 from typing import Any
 
 from fusejax.errors import UsageError
 from fusejax.program import Program
+from fusejax.resources import mosaic
 
 # Together these add nothing measurable to a compile; dumping every emitter stage costs 8 times it.
 OPTIONS = {"xla_dump_hlo_pass_re": "priority-fusion", "xla_dump_emitter_re": "^ptx$"}
@@ -25,16 +27,25 @@ def backend_of(file_name: str) -> str | None:
     return found[1] if found else None
 
 
-def compile_with_dump(lowered: Any) -> tuple[Any, Program]:
+def compile_with_dump(
+    lowered: Any, options: Mapping[str, Any] | None = None
+) -> tuple[Any, Program]:
     """Compiles a `jax.stages.Lowered`; gives the executable and what the compiler wrote.
+
+    Args:
+      options: further compiler options.
 
     The folder is unlike any other's, and so are the compile options: JAX's persistent cache, whose
     hits write no dump, cannot answer.
     """
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
-        executable = lowered.compile(compiler_options={"xla_dump_to": folder, **OPTIONS})
+        with mosaic.printed_ptx() as printed:
+            executable = lowered.compile(
+                compiler_options={"xla_dump_to": folder, **OPTIONS, **(options or {})}
+            )
         dumped = read_folder(pathlib.Path(folder))
     hlo = executable.as_text()
+    mosaic.remember(hlo, printed.texts)
     header = hlo.split(None, 2)
     name = header[1].rstrip(",") if len(header) > 1 else ""
     program = next((p for _, p in dumped if p.name == name), Program(name, hlo))

@@ -102,7 +102,8 @@ def printed_ptx() -> Iterator[PrintedPtx]:
                 file.seek(0)
                 other, *texts = file.read().decode(errors="replace").split(_GENERATED)
                 printed.texts = tuple(_GENERATED + text for text in texts)
-                os.write(1, other.encode())
+                if other:
+                    os.write(1, other.encode())
     finally:
         os.close(saved)
         if previous is None:

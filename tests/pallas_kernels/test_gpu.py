@@ -35,7 +35,9 @@ def test_against_float64(width, dtype):
     assert_close(y, layer_norm(x + residual, scale, bias), ulps=0.51, floor=0.1)
     y, sums = pk.bias_gelu_rowsum(x, bias)
     want = gelu(f64(x) + f64(bias), True)
-    assert_close(y, want, ulps=0.52)
+    # The approximate instructions flush results below float32's smallest normal number to zero.
+    flushed = 2 * float(jnp.finfo(jnp.float32).tiny / jnp.finfo(dtype).eps)
+    assert_close(y, want, ulps=0.52, floor=flushed)
     assert (np.abs(f64(sums) - want.sum(-1)) < 1e-6 * np.abs(want).sum(-1)).all()
     assert (f64(pk.bias_gelu(x, bias)) == f64(y)).all()
     assert (f64(pk.bias_gelu_rowsum(x, bias)[1]) == f64(sums)).all(), "bits differ between runs"
