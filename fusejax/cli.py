@@ -1,5 +1,7 @@
 """What the scripts share: flags read by absl, one line and exit code 2 for a user's mistake."""
 
+import errno
+import io
 import json
 import logging as std_logging
 import os
@@ -44,14 +46,25 @@ def run(main: Callable[..., int | None], usage: str, *, takes_arguments: bool = 
     name = pathlib.Path(sys.argv[0]).name
     std_logging.getLogger("jax").setLevel(std_logging.ERROR)
     logging.set_verbosity(logging.INFO)
+    for stream in (sys.stdout, sys.stderr):
+        if isinstance(stream, io.TextIOWrapper):  # a terminal without "µ" shows "?"
+            stream.reconfigure(errors="replace")
     try:
         code = guarded(parse(sys.argv))
+        if sys.stdout is not None:
+            sys.stdout.flush()
     except (UsageError, app.UsageError) as error:
         print(f"{name}: {' '.join(str(error).split())}", file=sys.stderr)
         code = 2
     except BrokenPipeError:
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
         code = 0
+    except OSError as error:
+        if error.errno != errno.ENOSPC:
+            raise
+        print(f"{name}: standard output cannot be written to: {error.strerror}", file=sys.stderr)
+        os.dup2(os.open(os.devnull, os.O_WRONLY), 1)
+        code = 2
     except KeyboardInterrupt:
         print(f"{name}: interrupted", file=sys.stderr)
         code = 130
@@ -62,31 +75,58 @@ def check_writable(flag: str, path: str | None) -> None:
     """Raises UsageError where a file could not be written at `path`, before the work is done."""
     if path is None or path == "-":
         return
-    folder = pathlib.Path(path).absolute().parent
-    if pathlib.Path(path).is_dir():
-        raise UsageError(f"{flag} {path!r} is a folder: give the name of a file")
-    if not folder.is_dir():
-        raise UsageError(f"{flag} {path!r}: there is no folder {str(folder)!r}; make it first")
-    if not os.access(folder, os.W_OK):
-        raise UsageError(f"{flag} {path!r}: the folder {str(folder)!r} cannot be written to")
+    if not path:
+        raise UsageError(f"{flag} {path!r} is empty: give the name of a file, or -")
+    real = pathlib.Path(os.path.realpath(path))
+    try:
+        if real.is_dir():
+            raise UsageError(f"{flag} {path!r} is a folder: give the name of a file")
+        if not real.parent.is_dir():
+            raise UsageError(
+                f"{flag} {path!r}: there is no folder {str(real.parent)!r}; make it first"
+            )
+        if real.exists() and not os.access(real, os.W_OK):
+            raise UsageError(f"{flag} {path!r} is read-only: give another name")
+        if not real.exists():
+            # Only trying tells: some folders (/proc) say that they can be written to.
+            real.open("x").close()
+            real.unlink()
+    except OSError as error:
+        raise UsageError(
+            f"{flag} {path[:80]!r} cannot be written ({error.strerror}): give another name"
+        ) from error
 
 
 def write_json(flag: str, path: str, document: dict[str, Any]) -> None:
-    """Writes a document to a file, whole or not at all; "-" is standard output."""
+    """Writes a document to a file, whole or not at all; "-" is standard output.
+
+    A link is followed. What is no regular file (a pipe, a device) is written to as it stands.
+    """
     text = json.dumps(document, indent=1, allow_nan=False) + "\n"
     if path == "-":
         sys.stdout.write(text)
         return
+    real = pathlib.Path(os.path.realpath(path))
     aside = None
     try:
+        if real.exists() and not real.is_file():
+            real.write_text(text)
+            return
+        mode = real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask()
         with tempfile.NamedTemporaryFile(
-            "w", dir=pathlib.Path(path).absolute().parent, suffix=".partial", delete=False
+            "w", dir=real.parent, suffix=".partial", delete=False
         ) as file:
             aside = file.name
             file.write(text)
-        os.chmod(aside, 0o644)
-        os.replace(aside, path)
+        os.chmod(aside, mode)
+        os.replace(aside, real)
     except OSError as error:
         if aside is not None:
             pathlib.Path(aside).unlink(missing_ok=True)
         raise UsageError(f"{flag} {path!r} cannot be written: {error.strerror}") from error
+
+
+def _umask() -> int:
+    mask = os.umask(0)
+    os.umask(mask)
+    return mask

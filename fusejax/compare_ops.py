@@ -1,6 +1,7 @@
 """Compiles every path of an op for a target, checks it, predicts it and, on hardware, times it."""
 
 import dataclasses
+import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -13,6 +14,7 @@ from fusejax import accuracy, paths, predict, resources, verdict
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.compile import aot
 from fusejax.compile.targets import Target
+from fusejax.errors import UsageError
 from fusejax.hlo.analyse import analyse
 from fusejax.hlo.analysis import Analysis, Boundary, Reason
 from fusejax.measure import counting, on_machine
@@ -51,10 +53,12 @@ def compare_op(
       progress: told in a few words what is being done.
 
     Raises:
-      fusejax.errors.UsageError: the target's description is not usable.
+      fusejax.errors.UsageError: the target's description is not usable, or the arrays are larger
+        than its memory.
     """
     shapes = paths.argument_shapes(op, mode, shape, dtype)
     sheet = traffic_sheet(paths.eager_chain(op, mode), shapes)
+    _refuse_what_does_not_fit(shape, sheet.minimum_bytes, target)
     results: dict[str, PathResult | Refusal] = {}
     built: dict[str, tuple[Path, list[Any]]] = {}
     progress(f"preparing the compiler for {target.title}")
@@ -105,6 +109,17 @@ def compare_op(
         verdict=verdict.judge(served, target),
         options=dict(options or {}),
     )
+
+
+def _refuse_what_does_not_fit(shape: Sequence[int], size: int, target: Target) -> None:
+    memory = target.figure("device_memory_size")
+    if memory is None:
+        memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
+    if size > memory:
+        raise UsageError(
+            f"--shape {','.join(map(str, shape))}: inputs and outputs take {size / 2**30:,.0f} "
+            f"GiB, and {target.title} has {memory / 2**30:,.0f}: give a smaller shape"
+        )
 
 
 def _compile(path: Path, shapes: Sequence[Any], target: Target) -> tuple[PathResult, list[Any]]:

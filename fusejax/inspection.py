@@ -147,7 +147,7 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
     """
     from fusejax.compile import aot, platform, targets
 
-    platform.prefer_quiet_cpu()
+    platform.prepare_process()
     chosen = targets.resolve(target)[0] if isinstance(target, str) else target
     program = aot.compile_program(function, arguments, chosen).program
     found = analyse(program, expected_scopes=traced_scopes(function, arguments))

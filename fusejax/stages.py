@@ -26,7 +26,7 @@ def stage(name: str) -> Callable[[_F], _F]:
     Raises:
       ValueError: `name` is empty or holds "/".
     """
-    if not name or "/" in name:
+    if not isinstance(name, str) or not name or "/" in name:
         raise ValueError(f"a stage's name must be one path element without '/', not {name!r}")
 
     def decorate(function: _F) -> _F:

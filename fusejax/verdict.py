@@ -6,7 +6,7 @@ from collections.abc import Sequence
 from fusejax.comparison import PathResult, Step, Verdict
 from fusejax.compile.targets import Target
 from fusejax.hlo.analysis import Boundary
-from fusejax.report.units import mib, tensor
+from fusejax.report.units import counted, mib, tensor
 
 # Two measured times closer than this share are called equal.
 _TIE = 0.02
@@ -38,6 +38,18 @@ def _cost(path: PathResult, basis: str) -> float:
     return path.traffic.total
 
 
+def _equal(a: PathResult, b: PathResult, basis: str) -> bool:
+    """Whether the two cannot be told apart: as good as equal, or spreads that overlap."""
+    low, high = sorted((_cost(a, basis), _cost(b, basis)))
+    if low >= high * (1 - _TIE):
+        return True
+    if basis != "measured" or a.timing is None or b.timing is None:
+        return False
+    if a.timing.device_us is not None:
+        return False  # a card's spread is that of the kernels' own time: gaps decide beside it
+    return a.timing.low_us <= b.timing.high_us and b.timing.low_us <= a.timing.high_us
+
+
 def _said(path: PathResult, basis: str) -> str:
     if basis == "modelled bytes":
         return mib(path.traffic.total)
@@ -47,7 +59,7 @@ def _said(path: PathResult, basis: str) -> str:
 def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> str:
     ranked = sorted(paths, key=lambda path: _cost(path, basis))
     listed = ", ".join(f"{path.name} {_said(path, basis)}" for path in ranked)
-    equal = [p.name for p in ranked if _cost(p, basis) <= _cost(fastest, basis) * (1 + _TIE)]
+    equal = [path.name for path in ranked if _equal(path, fastest, basis)]
     if len(equal) > 1:
         lines = [f"{' and '.join(equal)} are equally fast ({basis}): {listed}."]
     else:
@@ -60,14 +72,14 @@ def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> st
 
 def _fused_or_split(split: PathResult, xla: PathResult, basis: str) -> str:
     before, after = _cost(split, basis), _cost(xla, basis)
-    if before < after * (1 - _TIE):
+    if _equal(split, xla, basis):
+        return "Splitting and XLA's own fusion cost the same, as far as this can tell."
+    if before < after:
         return (
             f"Splitting wins over XLA's own fusion, {after / before:.2f}x: "
             f"{_what_differs(xla, split)}."
         )
-    if after < before * (1 - _TIE):
-        return f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
-    return "Splitting and XLA's own fusion cost the same."
+    return f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
 
 
 def _what_differs(slow: PathResult, fast: PathResult) -> str:
@@ -83,10 +95,12 @@ def _what_differs(slow: PathResult, fast: PathResult) -> str:
         parts.append(f"{slow.name} launches {count} {word} kernel{'s' if count > 1 else ''}")
     boundary = _costliest_new(slow, fast)
     if boundary is not None and extra_bytes > 0:
-        parts.append(f"it {_handing_over(boundary)}, because {_uncapped(boundary.reason.text)}")
+        known = boundary.reason.kind != "unknown"
+        why = f", because {_uncapped(boundary.reason.text)}" if known else ""
+        parts.append(f"it {_handing_over(boundary)}{why}")
     if slow.programs != fast.programs:
         parts.append(
-            f"{slow.name} is {slow.programs} programs dispatched one after another, {fast.name} "
+            f"{slow.name} dispatches {counted(slow.programs, 'program')}, {fast.name} "
             f"{fast.programs}"
         )
     return "; ".join(parts) or "bytes and launches are equal, so the difference lies inside kernels"
@@ -147,10 +161,10 @@ def _explain(
         dispatches = origin.programs - to.programs
         terms = [
             f"{removed_bytes / 1e6:,.1f} MB / {target.effective_bandwidth / 1e12:.2f} TB/s",
-            f"{removed_launches} launches x {target.launch_us:g} µs",
+            f"{counted(removed_launches, 'launch')} x {target.launch_us:g} µs",
         ]
         if dispatches:
-            terms.append(f"{dispatches} dispatches x {target.dispatch_us:g} µs")
+            terms.append(f"{counted(dispatches, 'dispatch')} x {target.dispatch_us:g} µs")
         parts.append(f"predicted gain {predicted:,.1f} µs = {' + '.join(terms)}")
     if measured is not None and predicted is not None:
         parts.append(f"measured gain {measured:,.1f} µs")

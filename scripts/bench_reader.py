@@ -69,7 +69,7 @@ def best_time(read, text: str) -> float:
 
 def main() -> None:
     """Prints a line per module."""
-    platform.prefer_quiet_cpu()
+    platform.prepare_process()
     from fusejax.hlo.text import read_module
 
     try:

@@ -18,10 +18,14 @@ from typing import Any
 from absl import flags
 
 from fusejax import cli
+from fusejax.errors import UsageError
 
 _JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
 _LEAST = flags.DEFINE_integer(
     "least_mb", 64, "Smallest kernel that is shown, in MB read + written."
+)
+_ONLY = flags.DEFINE_string(
+    "only", None, "Functions of the suite, parted by semicolons; all without it."
 )
 _COUNT = flags.DEFINE_string(
     "count", None, "Run the suite once, to be counted, and tell its kernels in this file. For ncu."
@@ -83,6 +87,17 @@ def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     return found
 
 
+def _chosen() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+    known = suite()
+    if _ONLY.value is None:
+        return known
+    names = [name.strip() for name in _ONLY.value.split(";")]
+    for name in names:
+        if name not in known:
+            raise UsageError(f"--only {name!r} is unknown: give some of {'; '.join(known)}")
+    return {name: known[name] for name in names}
+
+
 def _transformer_block(nn: Any) -> Any:
     class Block(nn.Module):
         """Attention and a GELU MLP, both behind a LayerNorm."""
@@ -112,7 +127,7 @@ def main() -> None:
     from fusejax.report.progress import progress
 
     with progress(Console(stderr=True)) as tell:
-        tell(f"counting {len(suite())} functions with ncu")
+        tell(f"counting {len(_chosen())} functions with ncu")
         rows = _rows()
     _print(rows, Console(width=WIDTH))
     if _JSON.value:
@@ -125,6 +140,8 @@ def _rows() -> list[dict[str, Any]]:
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
         told = pathlib.Path(folder, "kernels.json")
         command = [sys.executable, __file__, "--count", str(told)]
+        if _ONLY.value is not None:
+            command += ["--only", _ONLY.value]
         launches = counters.run_under_ncu(command)
         compiled = json.loads(told.read_text())
     runs: list[list[Any]] = []
@@ -183,7 +200,7 @@ def _run_suite(told: pathlib.Path, target: Any) -> None:
 
     jax.block_until_ready(marker(dot))
     compiled = {}
-    for name, (function, arguments) in suite().items():
+    for name, (function, arguments) in _chosen().items():
         done = aot.compile_program(function, arguments, target, timing.GRAPHS_OFF)
         compiled[name] = {
             kernel.name: {

@@ -10,6 +10,7 @@ Without a GPU, programs are compiled for one that is not there (--target h200 an
 extra 'aot') and times are predicted. With a GPU, --target device compiles for it and measures.
 """
 
+import re
 import sys
 
 from absl import flags
@@ -45,7 +46,7 @@ _LIST = flags.DEFINE_boolean("list", False, "List the ops, then stop.")
 
 def main() -> None:
     """Reads the flags, compares, prints."""
-    platform.prefer_quiet_cpu()
+    platform.prepare_process()
     from rich.console import Console
 
     from fusejax.report.console import WIDTH, print_comparison
@@ -116,10 +117,10 @@ def _paths(known: tuple[str, ...]) -> tuple[str, ...]:
 
 def _shape(text: str) -> tuple[int, int]:
     right = "give rows and width, such as --shape 8192,8192"
-    try:
-        sizes = tuple(int(size) for size in text.split(","))
-    except ValueError:
-        raise UsageError(f"--shape {text!r} is not made of whole numbers: {right}") from None
+    parts = [part.strip() for part in text.split(",")]
+    if not all(re.fullmatch("-?[0-9]{1,18}", part) for part in parts):
+        raise UsageError(f"--shape {text[:40]!r} is not made of whole numbers: {right}")
+    sizes = tuple(int(part) for part in parts)
     if len(sizes) != 2:
         raise UsageError(f"--shape {text!r} has {len(sizes)} dimension(s), not 2: {right}")
     if min(sizes) < 1:

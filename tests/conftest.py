@@ -2,7 +2,7 @@
 
 from fusejax.compile import platform
 
-platform.prefer_quiet_cpu()
+platform.prepare_process()
 
 import pytest  # noqa: E402
 

@@ -31,14 +31,30 @@ def gpu_present() -> bool:
     )
 
 
-def prefer_quiet_cpu() -> None:
-    """On a machine without a GPU, keep JAX from looking for one. Call before importing JAX.
+def prepare_process() -> None:
+    """Sets the environment that the scripts need. Call before importing JAX.
+
+    On a machine without a GPU, JAX is kept from looking for one.
 
     Without this, JAX logs a traceback about cuDNN when it finds the CUDA plugin but no GPU, and the
     plugin refuses to register its compiler.
+
+    Raises:
+      UsageError: JAX_PLATFORMS asks for what this machine does not have.
     """
-    if not gpu_present():
-        os.environ.setdefault("JAX_PLATFORMS", "cpu")
+    # The Pallas simulation runs every warpgroup of a CTA on a thread of XLA's CPU pool, and they
+    # wait for one another: a pool of fewer threads than warpgroups would hang for ever.
+    os.environ.setdefault("NPROC", "32")
+    if gpu_present():
+        return
+    asked = os.environ.get("JAX_PLATFORMS", "")
+    if asked and "cpu" not in asked.split(","):
+        raise UsageError(
+            f"JAX_PLATFORMS={asked!r} is set, and this machine has no NVIDIA GPU: unset it, or "
+            "make it cpu"
+        )
+    if not asked:
+        os.environ["JAX_PLATFORMS"] = "cpu"
 
 
 def cuda_backend_works() -> bool:

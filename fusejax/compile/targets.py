@@ -16,6 +16,25 @@ NAMES = ("auto", "cpu", "device", *CARDS)
 COPY_EFFICIENCY = 0.81
 LAUNCH_US = 0.8
 DISPATCH_US = 3.0
+# Without these XLA divides by zero or ends the process; the bounds are wide.
+_SANE = {
+    "memory_bandwidth": (10**9, 10**15),
+    "core_count": (1, 10**5),
+    "fpus_per_core": (1, 10**5),
+    "threads_per_block_limit": (32, 1 << 16),
+    "threads_per_warp": (32, 32),
+    "threads_per_core_limit": (32, 1 << 16),
+    "shared_memory_per_block": (1 << 10, 1 << 30),
+    "shared_memory_per_core": (1 << 10, 1 << 30),
+    "block_dim_limit_x": (1, 1 << 40),
+    "block_dim_limit_y": (1, 1 << 40),
+    "block_dim_limit_z": (1, 1 << 40),
+    "registers_per_core_limit": (1 << 10, 1 << 30),
+    "registers_per_block_limit": (1 << 10, 1 << 30),
+    "l2_cache_size": (1, 1 << 50),
+    "device_memory_size": (1 << 28, 1 << 60),
+    "major": (7, 12),
+}
 # A CPU's figures are not modelled: no prediction is made for it.
 _CPU_LAUNCH_US = 0.0
 
@@ -69,6 +88,8 @@ def resolve(name: str) -> tuple[Target, str | None]:
         return cpu(), None
     if name == "device":
         return device(), None
+    if not name:
+        raise UsageError(f"--target is empty: give one of {', '.join(NAMES)}")
     if name in CARDS:
         platform.require_compiler(name)
         return deviceless(name), None
@@ -112,7 +133,7 @@ def from_file(path: pathlib.Path) -> Target:
       UsageError: the file cannot be read or is not such a description.
     """
     try:
-        description = path.read_text()
+        description = path.read_text(encoding="utf-8-sig")
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or "it is not text"
         raise UsageError(
@@ -126,6 +147,13 @@ def from_file(path: pathlib.Path) -> Target:
             "'gpu_device_info {' and 'memory_bandwidth: BYTES_PER_S' in it (a *.gpu_target_config"
             ".pbtxt of an XLA dump is one)"
         )
+    for field, (least, most) in _SANE.items():
+        value = _integer(description, field)
+        if value is None or not least <= value <= most:
+            raise UsageError(
+                f"--target {str(path)!r}: {field} is {value}, and XLA needs one from {least} to "
+                f"{most}: mend the description"
+            )
     title = re.search(r'device_description_str: "([^"]+)"', description)
     return Target(str(path), "deviceless", title[1] if title else path.stem, bandwidth, description)
 
@@ -159,5 +187,5 @@ def device() -> Target:
 
 
 def _integer(description: str, field: str) -> int | None:
-    found = re.search(rf"^\s*{field}:\s*(\d+)\s*$", description, re.MULTILINE)
+    found = re.search(rf"(?<!\w){field}:\s*(-?\d+)(?![\w.])", description)
     return int(found[1]) if found else None

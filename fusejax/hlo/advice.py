@@ -25,6 +25,8 @@ _FLOATS = re.compile(r"(?:b?f\d|f8)")
 _SPACE = re.compile(r"S\([1-9]")
 _MUST_FUSE = re.compile(r'\bMUST_FUSE="?([^",}]*)')
 
+_WORTH_NARROWING = 1 << 20  # bytes
+
 
 def warnings(
     flow: Flow,
@@ -130,7 +132,9 @@ def _wide(flow: Flow, boundaries: Sequence[Boundary], names: Mapping[int, str]) 
     for boundary in boundaries:
         width = _width_around(boundary, by_name)
         bits = Shape(boundary.dtype).bits
-        if width and bits > width:
+        # A row's statistics are small, and wide for a reason.
+        small = Shape(boundary.dtype, boundary.shape).bytes < _WORTH_NARROWING
+        if width and bits > width and not small:
             yield (
                 f"boundary {boundary.producer} -> {', '.join(boundary.consumers)}: {boundary.dtype}"
                 f" is wider ({bits} bits) than what comes in and goes out ({width} bits): cast "

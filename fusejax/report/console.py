@@ -7,7 +7,7 @@ from rich.table import Table
 from rich.text import Text
 
 from fusejax.comparison import Comparison, PathResult, Refusal
-from fusejax.report.units import mib, tensor
+from fusejax.report.units import counted, mib, tensor
 
 WIDTH = 100
 
@@ -86,8 +86,8 @@ def _sheet(comparison: Comparison) -> Table:
     for name, size in sheet.outputs:
         table.add_row(name, "output", "", mib(size), "")
     table.caption = (
-        f"Inputs and outputs once: {mib(sheet.minimum_bytes)}. Fusing saves at most "
-        f"{mib(sheet.saved_bytes)} and {sheet.saved_launches} launches."
+        f"Inputs and outputs once: {mib(sheet.minimum_bytes)}. One kernel for all stages would "
+        f"save {mib(sheet.saved_bytes)} and {counted(sheet.saved_launches, 'launch')}."
     )
     table.caption_justify = "left"
     return table
@@ -127,7 +127,7 @@ def _times(comparison: Comparison) -> Table:
         spread = f"{path.timing.low_us:,.1f}-{path.timing.high_us:,.1f}"
         return [_us(path.timing.device_us), spread, _us(path.timing.end_to_end_us)]
 
-    def counted(path: PathResult) -> list[str]:
+    def dram(path: PathResult) -> list[str]:
         return [mib(path.counted.read), mib(path.counted.written)] if path.counted else ["", ""]
 
     served = comparison.served()
@@ -144,7 +144,7 @@ def _times(comparison: Comparison) -> Table:
             path.name,
             _us(path.predicted_us),
             *(timed(path) if any_timed else ()),
-            *(counted(path) if any_counted else ()),
+            *(dram(path) if any_counted else ()),
         )
     if comparison.floor_us is not None:
         table.caption = (

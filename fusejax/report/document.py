@@ -128,7 +128,7 @@ def _sheet_json(sheet: Sheet) -> dict[str, Any]:
             for h in sheet.handovers
         ],
         "reread_input_bytes": sheet.reread_bytes,
-        "fusing_saves_at_most": {"bytes": sheet.saved_bytes, "launches": sheet.saved_launches},
+        "one_kernel_saves": {"bytes": sheet.saved_bytes, "launches": sheet.saved_launches},
     }
 
 

@@ -15,3 +15,9 @@ def mib(size: int) -> str:
 def tensor(dtype: str, shape: Sequence[int]) -> str:
     """As HLO writes it: "f32[8192,8192]"."""
     return f"{dtype}[{','.join(map(str, shape))}]"
+
+
+def counted(number: int, noun: str) -> str:
+    """ "1 launch", "2 launches"."""
+    plural = noun + ("es" if noun.endswith(("s", "sh", "ch")) else "s")
+    return f"{number:,} {noun if abs(number) == 1 else plural}"
