@@ -95,7 +95,8 @@ def test_bad_targets_are_named(name, content, said, tmp_path):
 
 def test_a_description_that_xla_refuses_is_named(tmp_path, deviceless):
     file = tmp_path / "odd.txtpb"
-    file.write_text("gpu_device_info {\n memory_bandwidth: 5\n no_such_field: 7\n}\n")
+    text = describe(CARDS["h100"])
+    file.write_text(text.replace("gpu_device_info {", "gpu_device_info {\n  no_such_field: 7"))
     target, _ = targets.resolve(str(file))
     with pytest.raises(UsageError, match=re.escape("odd.txtpb")):
         aot.compile_program(bias_gelu_rowsum, ARGUMENTS, target)
