@@ -1,6 +1,7 @@
 """Compiles every path of an op for a target, checks it, predicts it and, on hardware, times it."""
 
 import dataclasses
+import math
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -69,7 +70,10 @@ def compare_op(
             progress(f"compiling {name} for {target.title}")
             path = paths.build(op, name, mode)
             try:
-                results[name], executables = _compile(path, shapes, target)
+                found, executables = _compile(path, shapes, target)
+                if name == "split" and mode == "forward" and target.kind != "cpu":
+                    found = _with_lost_boundaries(found, op, shape, dtype)
+                results[name] = found
                 built[name] = path, executables
             except Exception as error:
                 if name != "pallas":
@@ -109,6 +113,26 @@ def compare_op(
         verdict=verdict.judge(served, target),
         options=dict(options or {}),
     )
+
+
+def _with_lost_boundaries(
+    split: PathResult, op: Op, shape: Sequence[int], dtype: Any
+) -> PathResult:
+    """The path with a warning for every boundary of the op that compilation did not keep.
+
+    What counts is the tensor in memory, not the scope of a kernel: XLA merges equal casts on both
+    sides of a boundary, and the kernel of one stage then carries the other's scope as well.
+    """
+    values = op.chain.shapes(op.argument_shapes(shape, dtype))
+    kept = {(b.dtype, math.prod(b.shape)) for b in split.boundaries}
+    lost = [
+        f"the boundary behind stage {stage.name} ({name}) did not survive compilation"
+        for stage in op.chain.stages
+        if stage.name in op.split_after
+        for name in stage.outputs
+        if (hlo_dtype(values[name].dtype), math.prod(values[name].shape)) not in kept
+    ]
+    return dataclasses.replace(split, warnings=(*split.warnings, *lost))
 
 
 def _refuse_what_does_not_fit(shape: Sequence[int], size: int, target: Target) -> None:

@@ -5,7 +5,7 @@ from typing import Any
 
 from fusejax.accuracy import Error
 from fusejax.compile.targets import Target
-from fusejax.hlo.analysis import Boundary, Kernel, Traffic
+from fusejax.hlo.analysis import Boundary, Kernel, Traffic, total_launches, total_traffic
 from fusejax.sheet import Sheet
 
 
@@ -48,12 +48,12 @@ class PathResult:
     @property
     def launches(self) -> int:
         """Kernel launches per call."""
-        return sum(kernel.count for kernel in self.kernels)
+        return total_launches(self.kernels)
 
     @property
     def traffic(self) -> Traffic:
         """Modelled bytes per call."""
-        return sum((kernel.traffic * kernel.count for kernel in self.kernels), Traffic(0, 0))
+        return total_traffic(self.kernels)
 
 
 @dataclasses.dataclass(frozen=True)

@@ -10,6 +10,8 @@ from fusejax.report.units import counted, mib, tensor
 
 # Two measured times closer than this share are called equal.
 _TIE = 0.02
+# Kernels this much slower than predicted are held back by something that bytes do not show.
+_SLOWER_THAN_ITS_BYTES = 1.2
 
 
 def judge(paths: Sequence[PathResult], target: Target) -> Verdict | None:
@@ -67,7 +69,35 @@ def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> st
     by_name = {path.name: path for path in paths}
     if "split" in by_name and "xla" in by_name:
         lines.append(_fused_or_split(by_name["split"], by_name["xla"], basis))
-    return " ".join(lines)
+    held_back = [note for path in ranked if (note := _held_back(path, basis))]
+    return " ".join([*lines, *held_back])
+
+
+def _held_back(path: PathResult, basis: str) -> str | None:
+    """A sentence where a path's kernels take much longer than their bytes foretell."""
+    device = path.timing.device_us if path.timing else None
+    if basis != "measured" or device is None or path.predicted_us is None:
+        return None
+    if device < path.predicted_us * _SLOWER_THAN_ITS_BYTES:
+        return None
+    times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
+    timed = [(time, kernel) for time, kernel in zip(times, path.kernels, strict=True) if time]
+    told = ""
+    if timed:
+        time, slowest = max(timed, key=lambda pair: pair[0])
+        rate = slowest.traffic.total / time / 1e6
+        used = path.resources.get(slowest.name, {})
+        known = [
+            f"{used['registers']} registers" if used.get("registers") is not None else "",
+            f"{used['spill_bytes']} B spilled" if used.get("spill_bytes") else "",
+            f"occupancy {used['occupancy']:.0%}" if used.get("occupancy") is not None else "",
+        ]
+        resources = ", ".join(text for text in known if text)
+        told = f" ({slowest.name}: {rate:.2f} TB/s{', ' + resources if resources else ''})"
+    return (
+        f"{path.name}'s kernels take {device / path.predicted_us:.2f}x what their bytes foretell"
+        f"{told}: arithmetic or latency holds them back, not bandwidth."
+    )
 
 
 def _fused_or_split(split: PathResult, xla: PathResult, basis: str) -> str:

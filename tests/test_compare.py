@@ -2,7 +2,6 @@
 
 import dataclasses
 import json
-import math
 import pathlib
 import subprocess
 import sys
@@ -14,7 +13,7 @@ import pytest
 from fusejax.compare_ops import compare_op
 from fusejax.comparison import PathResult, Refusal
 from fusejax.ops import OPS
-from fusejax.ops.op import hlo_dtype
+from fusejax.ops.op import Stage
 from fusejax.report.document import comparison_json
 
 BF16 = np.dtype(ml_dtypes.bfloat16)
@@ -95,16 +94,21 @@ def test_launches_at_8192(name, launches, deviceless):
 def test_every_boundary_of_the_split_path_survives(name, dtype, shape, deviceless):
     op = OPS[name]()
     split = compare_op(op, shape, dtype, deviceless("h100"), names=("split",)).paths["split"]
-    values = op.chain.shapes(op.argument_shapes(shape, dtype))
-    held = {
-        (hlo_dtype(values[name].dtype), math.prod(values[name].shape))
-        for stage in op.chain.stages
-        if stage.name in op.split_after
-        for name in stage.outputs
-    }
-    found = {(b.dtype, math.prod(b.shape)) for b in split.boundaries if b.reason.kind == "barrier"}
-    assert found == held
+    assert not [warning for warning in split.warnings if "did not survive" in warning]
     assert split.launches >= len(op.split_after) + 1
+    barriers = [b for b in split.boundaries if b.reason.kind == "barrier"]
+    assert len(barriers) >= len(op.split_after)
+
+
+def test_a_boundary_that_does_not_survive_is_told(deviceless):
+    op = OPS["bias_gelu"]()
+    # XLA drops a boundary behind a stage that only hands an argument on.
+    idle = Stage("bias", lambda x, bias: x, ("x", "bias"), ("z",))
+    op = dataclasses.replace(
+        op, chain=dataclasses.replace(op.chain, stages=(idle, *op.chain.stages[1:]))
+    )
+    split = compare_op(op, (64, 128), BF16, deviceless("h200"), names=("split",)).paths["split"]
+    assert any("behind stage bias (z) did not survive" in warning for warning in split.warnings)
 
 
 @pytest.mark.parametrize("name", OPS)
@@ -258,3 +262,5 @@ def test_measured_times_overrule_predicted_ones(rowsum):
     last = verdict.steps[-1]
     assert last.measured_gain_us == -190.0
     assert "predict the opposite" in last.explanation
+    assert "pallas's kernels take" in verdict.summary
+    assert "xla's kernels take" not in verdict.summary

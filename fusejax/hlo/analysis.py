@@ -1,6 +1,7 @@
 """What is known of a compiled module: its kernels and the boundaries between them."""
 
 import dataclasses
+from collections.abc import Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -105,9 +106,19 @@ class Analysis:
     @property
     def launches(self) -> int:
         """Launches per run."""
-        return sum(kernel.count for kernel in self.kernels)
+        return total_launches(self.kernels)
 
     @property
     def traffic(self) -> Traffic:
         """Bytes per run."""
-        return sum((kernel.traffic * kernel.count for kernel in self.kernels), Traffic(0, 0))
+        return total_traffic(self.kernels)
+
+
+def total_launches(kernels: Sequence[Kernel]) -> int:
+    """Launches per run of all kernels."""
+    return sum(kernel.count for kernel in kernels)
+
+
+def total_traffic(kernels: Sequence[Kernel]) -> Traffic:
+    """Bytes per run of all kernels."""
+    return sum((kernel.traffic * kernel.count for kernel in kernels), Traffic(0, 0))
