@@ -123,26 +123,33 @@ def _paths(comparison: Comparison) -> Table:
 def _times(comparison: Comparison) -> Table:
     def timed(path: PathResult) -> list[str]:
         if path.timing is None:
-            return ["", "", ""]
+            return [""] * (3 if any_on_card else 2)
         spread = f"{path.timing.low_us:,.1f}-{path.timing.high_us:,.1f}"
-        return [_us(path.timing.device_us), spread, _us(path.timing.end_to_end_us)]
+        times = [spread, _us(path.timing.end_to_end_us)]
+        return [_us(path.timing.device_us), *times] if any_on_card else times
 
     def dram(path: PathResult) -> list[str]:
         return [mib(path.counted.read), mib(path.counted.written)] if path.counted else ["", ""]
 
     served = comparison.served()
     any_timed = any(path.timing for path in served)
+    any_on_card = any(path.timing and path.timing.device_us is not None for path in served)
+    any_predicted = any(path.predicted_us is not None for path in served)
     any_counted = any(path.counted for path in served)
-    columns = [("path", "left"), ("predicted", "right")]
+    columns = [("path", "left")]
+    if any_predicted:
+        columns.append(("predicted", "right"))
+    if any_on_card:
+        columns.append(("kernels", "right"))
     if any_timed:
-        columns += [("kernels", "right"), ("10-90 %", "right"), ("end to end", "right")]
+        columns += [("10-90 %", "right"), ("end to end", "right")]
     if any_counted:
         columns += [("counted read", "right"), ("counted written", "right")]
     table = _table("Time, µs", *columns)
     for path in served:
         table.add_row(
             path.name,
-            _us(path.predicted_us),
+            *([_us(path.predicted_us)] if any_predicted else ()),
             *(timed(path) if any_timed else ()),
             *(dram(path) if any_counted else ()),
         )
