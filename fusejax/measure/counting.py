@@ -38,7 +38,7 @@ def main(text: str) -> None:
 
     from fusejax import paths
     from fusejax.measure import counters, timing
-    from fusejax.measure.on_machine import random_on_device
+    from fusejax.measure.inputs import random_on_device
     from fusejax.ops import OPS
 
     request = Request(**json.loads(text))

@@ -12,6 +12,7 @@ from fusejax.comparison import PathResult, Timing
 from fusejax.compile.targets import Target
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import calibrate, counters, counting, host, timing
+from fusejax.measure.inputs import random_on_device
 from fusejax.ops.op import Op
 from fusejax.paths import Path
 
@@ -69,18 +70,6 @@ def measure(
         progress("counting DRAM bytes with ncu")
         found = _with_counters(found, counted)
     return Measured(found, floor)
-
-
-def random_on_device(shapes: Sequence[Any], seed: int) -> tuple[jax.Array, ...]:
-    """An array per shape: standard normal, rounded to its dtype, made where JAX computes."""
-    keys = jax.random.split(jax.random.key(seed), len(shapes))
-    make = jax.jit(
-        lambda keys: tuple(
-            jax.random.normal(key, shape.shape, "float32").astype(shape.dtype)
-            for key, shape in zip(keys, shapes, strict=True)
-        )
-    )
-    return make(keys)
 
 
 def _card_times(

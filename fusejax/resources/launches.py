@@ -9,8 +9,9 @@ from fusejax.resources.matching import match
 
 _INDENT = 4
 _THUNK = re.compile(r"(?P<indent> *)(?P<id>\d+): k(?P<kind>\w+)\s+\[[^\]]*\](?P<rest>.*)")
+_TRIPLE = r"\d+, ?\d+, ?\d+"
 _LAUNCH = re.compile(
-    r"(?P<function>\S+) grid: \[(?P<grid>[\d, ]+)\] threads: \[(?P<threads>[\d, ]+)\]"
+    rf"(?P<function>\S+) grid: \[(?P<grid>{_TRIPLE})\] threads: \[(?P<threads>{_TRIPLE})\]"
     r"\s+shared_memory: (?P<shared>\d+) bytes"
 )
 

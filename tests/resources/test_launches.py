@@ -121,3 +121,13 @@ def test_library_and_pallas_kernels_by_order():
     found = match(["nvjet", "splitKreduce", *launched[1:]], kernels, per_run=True)
     assert found[:2] == (None, None)
     assert found[2:] == ("mpmd_map.3", "mpmd_map.7", "loop_multiply_fusion")
+
+
+def test_a_damaged_launch_is_no_launch():
+    text = (
+        "001: kCustomKernel [source | sink] good grid: [2, 1, 1] threads: [128, 1, 1]"
+        "  shared_memory: 0 bytes\n"
+        "002: kCustomKernel [source | sink] bad grid: [2, 1] threads: [128, 1, 1]"
+        "  shared_memory: 0 bytes\n"
+    )
+    assert [thunk.function for thunk in launches.parse(text)] == ["good", None]
