@@ -15,7 +15,7 @@ from fusejax import accuracy, paths, predict, resources, verdict
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.compile import aot
 from fusejax.compile.targets import Target
-from fusejax.errors import UsageError
+from fusejax.errors import UsageError, first_line
 from fusejax.hlo.analyse import analyse
 from fusejax.hlo.analysis import Analysis, Boundary, Reason
 from fusejax.measure import counting, on_machine
@@ -78,7 +78,7 @@ def compare_op(
             except Exception as error:
                 if name != "pallas":
                     raise
-                reason = f"does not compile: {str(error).strip().splitlines()[0]}"
+                reason = f"does not compile: {first_line(error)}"
         if reason is not None:
             results[name] = Refusal(name, reason)
     if target.kind != "device":

@@ -18,7 +18,7 @@ from fusejax.hlo import diff as hlo_diff
 from fusejax.hlo import scopes
 from fusejax.hlo import text as hlo_text
 from fusejax.hlo.analyse import analyse, analyse_module, to_json
-from fusejax.hlo.analysis import Analysis, Boundary, Kernel
+from fusejax.hlo.analysis import Analysis, Boundary, Kernel, total_launches
 from fusejax.program import Program
 
 SCHEMA = "fusejax.inspect/1"
@@ -58,7 +58,7 @@ class Inspected:
     @property
     def launches(self) -> int:
         """Launches per run of the kernels in `kernels`."""
-        return sum(kernel.count for kernel in self.kernels)
+        return total_launches(self.kernels)
 
     @property
     def bytes(self) -> int:

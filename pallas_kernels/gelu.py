@@ -26,10 +26,9 @@ from pallas_kernels.plan import (
 from pallas_kernels.rows import run_rows
 
 # One H200, JAX 0.11.2, 2026-11-29: bfloat16, 2^26 elements per array, CUPTI medians in µs, the
-# fastest of 5 to 24 plans per width, in up to three runs. A TMA copy of one array took
-# 68.3. With row sums;
-# without them, multiples of 1024 take the entry of 1024 (67.7 to 68.0). The plan for 128 was
-# measured but not searched.
+# fastest of 5 to 24 plans per width, in up to three runs. A TMA copy of one array took 68.3.
+# With row sums; without them, multiples of 1024 take the entry of 1024 (67.7 to 68.0). The plan for
+# 128 was measured but not searched.
 TABLE = (
     Tuning(width=128, rows_per_block=8, warpgroups=1, ctas_per_sm=6, stages=4),  # 70.9
     Tuning(width=256, rows_per_block=4, warpgroups=1, ctas_per_sm=6, stages=4),  # 70.3

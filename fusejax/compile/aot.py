@@ -12,7 +12,7 @@ from jax.experimental import topologies
 from fusejax.compile import platform
 from fusejax.compile.dump import compile_with_dump
 from fusejax.compile.targets import Target
-from fusejax.errors import UsageError
+from fusejax.errors import UsageError, first_line
 from fusejax.program import Program
 
 
@@ -101,10 +101,9 @@ def _topology(target: Target) -> Any:
             platform.register_cuda_compiler()
             return describe()
     except (RuntimeError, ValueError) as error:
-        reason = str(error).strip().splitlines()[0]
         raise UsageError(
-            f"--target {target.name!r} is not a description that XLA accepts ({reason}): give the "
-            "text form of a GpuTargetConfigProto"
+            f"--target {target.name!r} is not a description that XLA accepts ({first_line(error)}):"
+            " give the text form of a GpuTargetConfigProto"
         ) from error
 
 

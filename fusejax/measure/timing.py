@@ -13,7 +13,7 @@ from typing import Any
 import jax
 
 from fusejax.compile.platform import cuda_backend_works
-from fusejax.errors import UsageError
+from fusejax.errors import UsageError, first_line
 from fusejax.hlo.analysis import Kernel
 from fusejax.resources.matching import match
 
@@ -179,7 +179,7 @@ def _profile(
         extension._cupti_init()
     except (RuntimeError, ValueError) as error:
         raise UsageError(
-            f"device times need CUPTI, which another profiler may hold ({_first_line(error)}): "
+            f"device times need CUPTI, which another profiler may hold ({first_line(error)}): "
             "run without ncu, nsys or jax.profiler around it"
         ) from error
     try:
@@ -213,7 +213,3 @@ def _summarise(variant: str, calls: Sequence[Sequence[tuple[str, float]]]) -> De
 
 def _spread(values: Sequence[float]) -> tuple[float, float, float]:
     return statistics.median(values), percentile(values, 0.1), percentile(values, 0.9)
-
-
-def _first_line(error: Exception) -> str:
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
