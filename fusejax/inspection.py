@@ -6,6 +6,7 @@ report.modules[0].boundaries[0].reason.text
 """
 
 import dataclasses
+import itertools
 import pathlib
 import re
 import stat
@@ -150,12 +151,21 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
     platform.prepare_process()
     chosen = targets.resolve(target)[0] if isinstance(target, str) else target
     program = aot.compile_program(function, arguments, chosen).program
-    found = analyse(program, expected_scopes=traced_scopes(function, arguments))
+    lowered_for = "cpu" if chosen.kind == "cpu" else "cuda"
+    expected = traced_scopes(function, arguments, lowered_for)
+    found = analyse(program, expected_scopes=expected)
     return Report((Inspected(found, None, _resources(program, found, chosen.description)),))
 
 
-def traced_scopes(function: Callable[..., Any], arguments: Sequence[Any]) -> tuple[str, ...]:
-    """The named scopes in which a function traces operations, in order of their first one."""
+def traced_scopes(
+    function: Callable[..., Any], arguments: Sequence[Any], platform: str
+) -> tuple[str, ...]:
+    """The named scopes in which a function has operations, in order of their first one.
+
+    Args:
+      platform: what it is lowered for, "cuda" for example. Of `jax.lax.platform_dependent` only
+        that platform's branch counts, although all are traced.
+    """
     import jax
 
     jitted = function if hasattr(function, "trace") else jax.jit(function)
@@ -169,7 +179,7 @@ def traced_scopes(function: Callable[..., Any], arguments: Sequence[Any]) -> tup
         for equation in jaxpr.eqns:
             name = "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
             is_kernel = equation.primitive.name in _KERNELS
-            inner = [] if is_kernel else list(_jaxprs(tuple(equation.params.values())))
+            inner = [] if is_kernel else list(_jaxprs(_lowered(equation.params, platform)))
             if not inner and (scope := scopes.scope(f"{name}/{equation.primitive.name}")):
                 found[scope] = None
             for jaxpr_inside in inner:
@@ -177,6 +187,19 @@ def traced_scopes(function: Callable[..., Any], arguments: Sequence[Any]) -> tup
 
     visit(jitted.trace(*arguments).jaxpr.jaxpr, "")
     return tuple(found)
+
+
+def _lowered(params: Mapping[str, Any], platform: str) -> tuple[Any, ...]:
+    """An equation's parameters without the branches that are for other platforms."""
+    platforms = params.get("branches_platforms")
+    if platforms is None:
+        return tuple(params.values())
+    fitting = (
+        branch
+        for branch, names in zip(params["branches"], platforms, strict=True)
+        if names is None or platform in names
+    )
+    return tuple(itertools.islice(fitting, 1))
 
 
 def _jaxprs(values: Sequence[Any]) -> Iterator[Any]:

@@ -19,6 +19,8 @@ class Program:
     """Text of the module before optimisation."""
     decisions: str | None = None
     """The priority-fusion pass's dump: text of a FusionProcessDumpProto."""
+    decisions_file: str | None = None
+    """Name of the file that `decisions` came from."""
     launch_order: str | None = None
     """The thunk sequence: what is launched, in order, with grid, threads and shared memory."""
     target_config: str | None = None

@@ -5,20 +5,27 @@ Example:
 
 Compiles the ops (forward and backward, split and as XLA fuses them), rows longer than XLA's
 one-kernel reductions take, a cross-entropy gradient and a transformer block for this machine's GPU,
-runs each once under Nsight Compute, and prints every kernel of at least 64 MB. Needs a GPU and ncu.
+runs each once under Nsight Compute, and prints every kernel of at least 64 MB, with the reason
+where its reads are off by more than 2 %. Needs a GPU and ncu.
+
+Exit code: 0; 1 where a function could not be counted (it is named, the others are shown).
 """
 
-import json
+import concurrent.futures
+import dataclasses
+import os
 import pathlib
+import pickle
 import sys
 import tempfile
-from collections.abc import Callable, Iterator
+import time
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from absl import flags
 
 from fusejax import cli
-from fusejax.errors import UsageError
+from fusejax.errors import UsageError, first_line
 
 _JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
 _LEAST = flags.DEFINE_integer(
@@ -27,14 +34,26 @@ _LEAST = flags.DEFINE_integer(
 _ONLY = flags.DEFINE_string(
     "only", None, "Functions of the suite, parted by semicolons; all without it."
 )
+_TIMEOUT_S = flags.DEFINE_integer(
+    "timeout_s",
+    600,
+    "Seconds after which no further function is begun; those before are still shown.",
+    lower_bound=1,
+)
 _COUNT = flags.DEFINE_string(
     "count", None, "Run the suite once, to be counted, and tell its kernels in this file. For ncu."
 )
 
 _MARKER = "wrapped_negate"
+# For the function that is running when the time is up, and for ncu's report.
+_GRACE_S = 90
+_MOST_COMPILES = 8
+_UNTOLD = "the run that is counted ended before it"
+
+type Suite = dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]
 
 
-def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+def suite() -> Suite:
     """Functions with the shapes of their arguments, by name."""
     import flax.linen as nn
     import jax
@@ -46,7 +65,7 @@ def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     def array(*shape: int, dtype: Any = jnp.bfloat16) -> jax.ShapeDtypeStruct:
         return jax.ShapeDtypeStruct(shape, dtype)
 
-    found: dict[str, tuple[Callable[..., Any], tuple[Any, ...]]] = {}
+    found: Suite = {}
     for name, build in OPS.items():
         op = build()
         for mode in paths.MODES:
@@ -87,7 +106,7 @@ def suite() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
     return found
 
 
-def _chosen() -> dict[str, tuple[Callable[..., Any], tuple[Any, ...]]]:
+def _chosen() -> Suite:
     known = suite()
     if _ONLY.value is None:
         return known
@@ -112,115 +131,157 @@ def _transformer_block(nn: Any) -> Any:
     return Block()
 
 
-def main() -> None:
+def main() -> int:
     """Counts the suite, joins it with the compiled kernels, prints."""
+    # Else this process, which computes nothing, would take most of the card's memory.
+    os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from fusejax.compile import targets
 
-    target, _ = targets.resolve("device")
+    targets.resolve("device")
+    functions = _chosen()
     if _COUNT.value:
-        _run_suite(pathlib.Path(_COUNT.value), target)
-        return
+        _run_suite(pathlib.Path(_COUNT.value), functions)
+        return 0
     cli.check_writable("--json", _JSON.value)
     from rich.console import Console
 
+    from fusejax.measure import byte_check
     from fusejax.report.console import WIDTH
     from fusejax.report.progress import progress
 
     with progress(Console(stderr=True)) as tell:
-        tell(f"counting {len(_chosen())} functions with ncu")
-        rows = _rows()
-    _print(rows, Console(width=WIDTH))
+        tell(f"compiling {len(functions)} functions under ncu")
+        runs, launches = _counted(tell)
+    rows = byte_check.rows(runs, launches, _MARKER)
+    failures = {run.function: run.failure for run in runs if run.failure is not None}
+    _print(rows, failures, Console(width=WIDTH))
     if _JSON.value:
-        cli.write_json("--json", _JSON.value, {"schema": "fusejax.check_bytes/1", "rows": rows})
+        document = {
+            "schema": "fusejax.check_bytes/1",
+            "rows": [row.to_json() for row in rows],
+            "failures": failures,
+        }
+        cli.write_json("--json", _JSON.value, document)
+    return 1 if failures else 0
 
 
-def _rows() -> list[dict[str, Any]]:
+def _counted(tell: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]:
+    """Runs this script under ncu; what it ran, and the launches that were counted."""
     from fusejax.measure import counters
 
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
-        told = pathlib.Path(folder, "kernels.json")
+        told = pathlib.Path(folder, "runs")
         command = [sys.executable, __file__, "--count", str(told)]
+        command += ["--timeout_s", str(_TIMEOUT_S.value)]
         if _ONLY.value is not None:
             command += ["--only", _ONLY.value]
-        launches = counters.run_under_ncu(command)
-        compiled = json.loads(told.read_text())
-    runs: list[list[Any]] = []
-    for launch in launches:
-        if launch.function == _MARKER:
-            runs.append([])
-        elif runs:
-            runs[-1].append(launch)
-    return [
-        row
-        for (name, kernels), counted in zip(compiled.items(), runs, strict=True)
-        for row in _joined(name, kernels, counted)
-    ]
+        try:
+            launches = counters.run_under_ncu(
+                command, bytes_only=True, timeout_s=_TIMEOUT_S.value + _GRACE_S, tell=tell
+            )
+        except UsageError as error:
+            raise UsageError(f"{error}{_blame(told)}") from error
+        return pickle.loads(told.read_bytes()), launches
 
 
-def _joined(
-    function: str, kernels: dict[str, dict[str, Any]], counted: list[Any]
-) -> Iterator[dict[str, Any]]:
-    """A row per launch: what its kernel should move, None where it is not known which it was."""
-    from fusejax.hlo.analysis import Kernel, Traffic
-    from fusejax.resources.matching import match
-
-    known = [
-        Kernel(name, k["emitter"], (), None, k["count"], Traffic(k["read"], k["written"]))
-        for name, k in kernels.items()
-    ]
-    names = match([launch.function for launch in counted], known, per_run=True)
-    for name, launch in zip(names, counted, strict=True):
-        kernel = kernels.get(name or "", {})
-        yield {
-            "function": function,
-            "kernel": name or launch.function,
-            "emitter": kernel.get("emitter"),
-            "modelled_read": kernel.get("read"),
-            "modelled_written": kernel.get("written"),
-            "counted_read": launch.read_bytes,
-            "counted_written": launch.written_bytes,
-        }
+def _blame(told: pathlib.Path) -> str:
+    """The function at which the run that is counted ended, and those that failed before."""
+    runs = pickle.loads(told.read_bytes()) if told.exists() else ()
+    lines = [f"{r.function} failed ({r.failure})" for r in runs if r.failure not in (None, _UNTOLD)]
+    last = next((run.function for run in runs if run.failure == _UNTOLD), None)
+    if last is not None:
+        lines.append(f"it ended in {last!r}: leave that out by way of --only")
+    return "".join(f"; {line}" for line in lines)
 
 
-def _run_suite(told: pathlib.Path, target: Any) -> None:
+def _run_suite(told: pathlib.Path, functions: Suite) -> None:
+    """Runs every function once where it is counted, and tells in a file what became of each."""
     import jax
     import jax.numpy as jnp
 
-    from fusejax.compile import aot
     from fusejax.hlo.analyse import analyse
     from fusejax.measure import counters, timing
+    from fusejax.measure.byte_check import Run
+    from fusejax.program import Program
 
+    start = time.monotonic()
     marker = jax.jit(lambda x: -x)
     dot = jnp.ones(3)
-
-    def made(leaf: Any) -> Any:
-        if jnp.issubdtype(leaf.dtype, jnp.integer):
-            return jax.random.randint(jax.random.key(1), leaf.shape, 0, 1000, leaf.dtype)
-        return jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
-
     jax.block_until_ready(marker(dot))
-    compiled = {}
-    for name, (function, arguments) in _chosen().items():
-        done = aot.compile_program(function, arguments, target, timing.GRAPHS_OFF)
-        compiled[name] = {
-            kernel.name: {
-                "emitter": kernel.emitter,
-                "count": kernel.count,
-                "read": kernel.traffic.read,
-                "written": kernel.traffic.written,
-            }
-            for kernel in analyse(done.program).kernels
-        }
-        values = jax.tree.map(made, arguments)
-        jax.block_until_ready(done.executable(*values))
+
+    def run(name: str, compiled: Any) -> Run:
+        kernels = analyse(Program(name, compiled.as_text())).kernels
+        values = jax.tree.map(_made, functions[name][1])
+        jax.block_until_ready(compiled(*values))
         with counters.counted():
             jax.block_until_ready(marker(dot))
-            jax.block_until_ready(done.executable(*values))
-    told.write_text(json.dumps(compiled))
+            ran = attempt(lambda: jax.block_until_ready(compiled(*values)))
+        failure = ran.line if isinstance(ran, Failed) else None
+        return Run(name, kernels, failure, is_begun=True)
+
+    runs = {name: Run(name, failure=_UNTOLD) for name in functions}
+    all_compiled = compile_all(functions, timing.GRAPHS_OFF)
+    for number, name in enumerate(functions, 1):
+        told.write_bytes(pickle.dumps(tuple(runs.values())))
+        print(f"counting {name} ({number} of {len(functions)})", flush=True)
+        ran = all_compiled.pop(name)
+        if time.monotonic() - start > _TIMEOUT_S.value:
+            ran = Failed(f"--timeout_s {_TIMEOUT_S.value} was over before it began")
+        if not isinstance(ran, Failed):
+            ran = attempt(lambda name=name, compiled=ran: run(name, compiled))
+        runs[name] = Run(name, failure=ran.line) if isinstance(ran, Failed) else ran
+    told.write_bytes(pickle.dumps(tuple(runs.values())))
 
 
-def _print(rows: list[dict[str, Any]], console: Any) -> None:
+def compile_all(functions: Suite, options: Mapping[str, Any]) -> dict[str, Any]:
+    """The compiled functions, by name; `Failed` in the place of one that cannot be compiled.
+
+    XLA compiles without holding Python's lock, so several are compiled at a time.
+    """
+    import jax
+
+    def compiled(lowered: Any) -> Any:
+        if isinstance(lowered, Failed):
+            return lowered
+        return attempt(lambda: lowered.compile(compiler_options=dict(options)))
+
+    with concurrent.futures.ThreadPoolExecutor(min(_MOST_COMPILES, os.cpu_count() or 1)) as pool:
+        pending = {
+            name: pool.submit(compiled, attempt(lambda f=f, a=a: jax.jit(f).lower(*a)))
+            for name, (f, a) in functions.items()
+        }
+        return {name: future.result() for name, future in pending.items()}
+
+
+@dataclasses.dataclass(frozen=True)
+class Failed:
+    """An exception as a line: the exception itself would keep the arrays of its frames."""
+
+    line: str
+
+
+def attempt(action: Callable[[], Any]) -> Any:
+    """What an action gives, or `Failed`: one function must not take the others with it."""
+    try:
+        return action()
+    except Exception as error:
+        return Failed(f"{type(error).__name__}: {first_line(error)}")
+
+
+def _made(leaf: Any) -> Any:
+    import jax
+    import jax.numpy as jnp
+
+    if jnp.issubdtype(leaf.dtype, jnp.integer):
+        return jax.random.randint(jax.random.key(1), leaf.shape, 0, 1000, leaf.dtype)
+    return jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)
+
+
+def _print(rows: Sequence[Any], failures: Mapping[str, str], console: Any) -> None:
     from rich.table import Table
+    from rich.text import Text
+
+    from fusejax.measure.byte_check import why_off
 
     table = Table(title="MB by the model and by the card", title_justify="left", box=None)
     for name, justify in (
@@ -228,21 +289,29 @@ def _print(rows: list[dict[str, Any]], console: Any) -> None:
         ("off", "right"), ("written", "right"), ("counted", "right"),
     ):  # fmt: skip
         table.add_column(name, justify=justify, overflow="fold")  # type: ignore[arg-type]
+    reasons = []
     for row in rows:
-        if row["modelled_read"] is None:
+        if row.modelled is None or row.modelled.total < _LEAST.value * 1e6:
             continue
-        if row["modelled_read"] + row["modelled_written"] < _LEAST.value * 1e6:
-            continue
-        read = row["modelled_read"]
+        bound = "<=" if row.modelled.is_bound else ""
         table.add_row(
-            row["function"], row["kernel"], f"{read / 1e6:,.1f}",
-            f"{row['counted_read'] / 1e6:,.1f}",
-            f"{row['counted_read'] / read - 1:+.1%}" if read else "",
-            f"{row['modelled_written'] / 1e6:,.1f}", f"{row['counted_written'] / 1e6:,.1f}",
+            row.function, row.kernel, f"{bound}{row.modelled.read / 1e6:,.1f}",
+            f"{row.counted.read / 1e6:,.1f}",
+            "" if row.off is None else f"{row.off:+.1%}",
+            f"{row.modelled.written / 1e6:,.1f}", f"{row.counted.written / 1e6:,.1f}",
         )  # fmt: skip
+        reason = why_off(row)
+        if reason is not None:
+            reasons.append(f"{row.function}, {row.kernel}: {reason}")
     console.print(table)
-    unknown = [row for row in rows if row["modelled_read"] is None]
+    if reasons:
+        console.print("Reads that are off by more than 2 %:")
+    for line in dict.fromkeys(reasons):
+        console.print(Text(f"  {line}"))
+    unknown = [row for row in rows if row.modelled is None]
     console.print(f"{len(rows)} launches; {len(unknown)} of them could not be told apart.")
+    for name, failure in failures.items():
+        console.print(Text(f"Not counted: {name}: {failure}"))
 
 
 if __name__ == "__main__":

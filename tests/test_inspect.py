@@ -300,16 +300,82 @@ def test_traced_scopes_reach_into_loops_and_calls():
         with jax.named_scope("tail"):
             return jax.checkpoint(inner)(y).sum()
 
-    assert set(inspection.traced_scopes(jax.grad(function), (jnp.ones(3),))) >= {
+    assert set(inspection.traced_scopes(jax.grad(function), (jnp.ones(3),), "cpu")) >= {
         "outer/step/inner", "tail/inner",
     }  # fmt: skip
+
+
+def scoped(name, function):
+    def inside(x):
+        with jax.named_scope(name):
+            return function(x)
+
+    return inside
+
+
+def by_platform(x):
+    with jax.named_scope("outer"):
+        y = jax.lax.platform_dependent(
+            x, cpu=scoped("on_cpu", jnp.sin), cuda=scoped("on_cuda", jnp.cos),
+            default=scoped("elsewhere", jnp.tan),
+        )  # fmt: skip
+        return jax.lax.cond(y[0] > 0, scoped("yes", jnp.exp), scoped("no", jnp.log), y)
+
+
+def test_scopes_of_branches_for_other_platforms_are_not_the_programs(deviceless):
+    def names(platform, function=by_platform):
+        found = inspection.traced_scopes(function, (jnp.ones(8),), platform)
+        return {scope.split("/")[-1] for scope in found} - {"outer"}
+
+    assert names("cpu") == {"on_cpu", "yes", "no"}
+    assert names("cuda") == {"on_cuda", "yes", "no"}
+    assert names("tpu") == {"elsewhere", "yes", "no"}
+    assert names("cuda", jax.grad(lambda x: by_platform(x).sum())) == {"on_cuda", "yes", "no"}
+    for target, taken, other in (("cpu", "cpu", "cuda"), (deviceless("h100"), "cuda", "cpu")):
+        report = fusejax.inspect(by_platform, jnp.ones(8), target=target)
+        scopes = [scope.name for scope in report.modules[0].analysis.scopes]
+        assert any(f"on_{taken}" in name for name in scopes)
+        assert not any(f"on_{other}" in name or "elsewhere" in name for name in scopes)
+
+
+def test_damaged_decisions_are_told(tmp_path):
+    for path in CASE.iterdir():
+        (tmp_path / path.name).write_bytes(path.read_bytes())
+    (dump,) = tmp_path.glob("*.priority_fusion_dump.txt")
+    whole = dump.read_text()
+
+    def warnings():
+        report = inspection.inspect_paths([str(tmp_path)])
+        damage = [w for w in report.to_json()["modules"][0]["warnings"] if "damaged" in w]
+        shown = " ".join(str(report).split())
+        assert all(" ".join(f"Warning: {warning}".split()) in shown for warning in damage)
+        return damage
+
+    assert warnings() == []
+    for text, wrong in (
+        ("", "it is empty"),
+        (whole[: len(whole) // 3], "line "),
+        (whole[: whole.index("hlo_module_before_fusion")], "ends before hlo_module_before_fusion"),
+        (whole[: whole.index("hlo_module_before_fusion") - 2], "ends inside a message, in line "),
+        (whole.replace("us_fused:", "us_fused", 1), "line 5: expected a field"),
+        (whole.replace("HloModule", "HloModul"), "hlo_module_before_fusion: line 1: expected"),
+        (whole.replace("fusion_steps", "\0", 1), "line 1: expected a field"),
+    ):
+        dump.write_text(text)
+        (warning,) = warnings()
+        assert warning.startswith(f"{dump.name} is damaged ("), text[:50]
+        assert wrong in warning
+    dump.write_bytes(whole.encode()[:900] + b"\xff\xfe" + whole.encode()[902:])
+    assert len(warnings()) <= 1  # inside a string they harm nothing
+    dump.unlink()
+    assert warnings() == []
 
 
 def test_scopes_inside_a_pallas_kernel_are_not_the_programs(deviceless):
     import pallas_kernels
 
     x = jax.ShapeDtypeStruct((1024, 1024), jnp.bfloat16)
-    traced = inspection.traced_scopes(lambda x: pallas_kernels.softmax(x), (x,))
+    traced = inspection.traced_scopes(lambda x: pallas_kernels.softmax(x), (x,), "cuda")
     assert traced == ("softmax",)
 
 

@@ -74,10 +74,14 @@ def read_folder(folder: pathlib.Path) -> list[tuple[pathlib.Path, Program]]:
 def _program(final: pathlib.Path, prefix: str, files: list[pathlib.Path]) -> Program:
     own = [path for path in files if path.name.startswith(f"{prefix}.")]
 
+    def file(suffix: str) -> pathlib.Path | None:
+        return next((path for path in own if path.name.endswith(suffix)), None)
+
     def text(suffix: str) -> str | None:
-        found = next((path for path in own if path.name.endswith(suffix)), None)
+        found = file(suffix)
         return found.read_text(errors="replace") if found else None
 
+    decisions = file(".priority_fusion_dump.txt")
     hlo = final.read_bytes().decode(errors="surrogateescape")
     header = re.match(r"\s*HloModule\s+([^\s,]+)", hlo)
     return Program(
@@ -85,6 +89,7 @@ def _program(final: pathlib.Path, prefix: str, files: list[pathlib.Path]) -> Pro
         hlo=hlo,
         unoptimised=text(".before_optimizations.txt"),
         decisions=text(".priority_fusion_dump.txt"),
+        decisions_file=decisions.name if decisions else None,
         launch_order=text(".thunk_sequence.txt"),
         target_config=text(".gpu_target_config.pbtxt"),
         backend=backend_of(final.name),

@@ -3,7 +3,7 @@
 import re
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 
-from fusejax.hlo import reasons, values
+from fusejax.hlo import reasons, spaces, values
 from fusejax.hlo.analysis import Boundary, Kernel, Traffic
 from fusejax.hlo.decisions import stem
 from fusejax.hlo.flow import Buffer, Flow, Launch, beginnings, origins
@@ -21,8 +21,6 @@ _MOST_OF_A_KIND = 5
 _SMALLEST_BYTES = 4096
 _VIEWS = frozenset(("bitcast", "reshape", "transpose", "broadcast", "copy", "slice"))
 _FLOATS = re.compile(r"(?:b?f\d|f8)")
-# A copy between memory spaces is a move that is wanted.
-_SPACE = re.compile(r"S\([1-9]")
 _MUST_FUSE = re.compile(r'\bMUST_FUSE="?([^",}]*)')
 
 _WORTH_NARROWING = 1 << 20  # bytes
@@ -50,6 +48,12 @@ def warnings(
             yield GEMM_PERHAPS_NOT_AUTOTUNED
     yield from _idle_barriers(flow, evidence)
     yield from _must_fuse(flow, evidence, back_end, names)
+    on_host = sum(launch.host_bytes * launch.count for launch in flow.launches)
+    if on_host:
+        yield (
+            f"{on_host:,} bytes per run go to host memory or come from it, over the bus: no figure "
+            "here includes them"
+        )
     if back_end == "unoptimised":
         return  # nothing was fused or reused yet: what stands there is not what will run
     yield from _few(_wide(flow, boundaries, names), "boundaries wider than both their ends")
@@ -134,7 +138,8 @@ def _wide(flow: Flow, boundaries: Sequence[Boundary], names: Mapping[int, str]) 
         bits = Shape(boundary.dtype).bits
         # A row's statistics are small, and wide for a reason.
         small = Shape(boundary.dtype, boundary.shape).bytes < _WORTH_NARROWING
-        if width and bits > width and not small:
+        is_counted = boundary.memory == spaces.DEVICE
+        if width and bits > width and is_counted and not small:
             yield (
                 f"boundary {boundary.producer} -> {', '.join(boundary.consumers)}: {boundary.dtype}"
                 f" is wider ({bits} bits) than what comes in and goes out ({width} bits): cast "
@@ -159,6 +164,8 @@ def _written_twice(
 ) -> Iterator[str]:
     groups: dict[tuple[int, str], list[values.Written]] = {}
     for array in values.written(flow, evidence.module):
+        if flow.memory(array.buffer) != spaces.DEVICE:
+            continue
         if array.buffer.shape.bytes >= smallest and not array.buffer.base:
             key = (array.unconverted, array.buffer.shape.layout.split(":")[0])
             groups.setdefault(key, []).append(array)
@@ -191,9 +198,9 @@ def _copies(flow: Flow, module: Module, names: Mapping[int, str]) -> Iterator[st
         argument = next(iter(launch.reads), None)
         if argument in arguments and _is_copy(launch, module):
             number, name = arguments[argument]
-            shapes = [b.shape for b in (*launch.reads, *launch.results.values())]
-            spaces = {bool(_SPACE.search(shape.layout)) for shape in shapes}
-            if str(number) not in donated and len(spaces) == 1:
+            # A copy between memories is a move that is wanted.
+            memories = {flow.memory(b) for b in (*launch.reads, *launch.results.values())}
+            if str(number) not in donated and len(memories) == 1:
                 copies.update(dict.fromkeys(launch.results.values(), (launch, name)))
     for launch in flow.launches if copies else ():
         for result in launch.results.values():

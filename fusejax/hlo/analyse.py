@@ -4,7 +4,7 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusejax.errors import UsageError
-from fusejax.hlo import advice, boundaries, flow, kernels, reasons, scopes
+from fusejax.hlo import advice, boundaries, flow, kernels, reasons, scopes, spaces
 from fusejax.hlo import text as hlo_text
 from fusejax.hlo.advice import GEMM_NOT_AUTOTUNED
 from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Scope, Traffic
@@ -65,7 +65,8 @@ def analyse_module(
 
 
 def _analyse(module: Module, program: Program, expected_scopes: Sequence[str]) -> Analysis:
-    followed = flow.follow(module)
+    back_end = program.backend or kernels.backend(module)
+    followed = flow.follow(module, back_end)
     launches = followed.launches
     emitters = {id(launch): kernels.emitter(launch.instruction, module) for launch in launches}
     names = _names(launches)
@@ -89,17 +90,17 @@ def _analyse(module: Module, program: Program, expected_scopes: Sequence[str]) -
             direction=directions.pop() if len(directions) == 1 else "both" if directions else None,
         )
     found = boundaries.find(followed, names, found_scopes, sources, evidence)
-    back_end = program.backend or kernels.backend(module)
     expected = (*expected_scopes, *_scopes_before(evidence.unoptimised))
     return Analysis(
         name=module.name,
         backend=back_end,
         kernels=tuple(merged.values()),
         boundaries=found,
-        minimum_bytes=sum(b.shape.bytes for b in (*followed.inputs, *followed.outputs)),
+        minimum_bytes=_minimum_bytes(followed),
         scopes=_survivors(tuple(merged.values()), expected),
         warnings=(
             *followed.warnings,
+            *_damage(program, evidence),
             *advice.warnings(followed, merged, found, evidence, back_end, names),
         ),
     )
@@ -130,6 +131,7 @@ def boundary_json(boundary: Boundary) -> dict[str, Any]:
         "read_bytes": boundary.read_bytes,
         "scopes": list(boundary.scopes),
         "source": boundary.source,
+        "memory": boundary.memory,
         "reason": {
             "kind": boundary.reason.kind,
             "text": boundary.reason.text,
@@ -224,6 +226,21 @@ def _used(followed: flow.Flow) -> set[flow.Buffer]:
     for launch in followed.launches:
         used.update(launch.reads)
     return used | {origin for buffer in used for origin in flow.origins(buffer)}
+
+
+def _minimum_bytes(followed: flow.Flow) -> int:
+    """Inputs and outputs once; those on the host are not the device's, in whichever direction."""
+    ends = (*followed.inputs, *followed.outputs)
+    return sum(b.shape.bytes for b in ends if followed.memory(b) != spaces.HOST)
+
+
+def _damage(program: Program, evidence: reasons.Evidence) -> Iterator[str]:
+    found = evidence.decisions.damage if evidence.decisions else None
+    if found is not None:
+        yield (
+            f"{program.decisions_file or 'the dump of fusion decisions'} is damaged ({found}): "
+            "reasons of boundaries may be missing or not the last ones"
+        )
 
 
 def _traffic(launch: flow.Launch, used: set[flow.Buffer]) -> Traffic:

@@ -76,6 +76,8 @@ class Boundary:
     """Scopes of the producer, then the consumers, each once."""
     source: str | None
     reason: Reason
+    memory: str = "device"
+    """Where the tensor is: "device", "on_chip" or "host". Only in the first are bytes counted."""
 
 
 @dataclasses.dataclass(frozen=True)

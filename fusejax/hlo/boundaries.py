@@ -3,7 +3,7 @@
 import dataclasses
 from collections.abc import Mapping
 
-from fusejax.hlo import reasons
+from fusejax.hlo import reasons, spaces
 from fusejax.hlo.analysis import Boundary
 from fusejax.hlo.flow import Buffer, Flow, Launch, origins
 
@@ -39,7 +39,7 @@ def find(
                 crossing.read_bytes += int(size * launch.count * share)
     outputs = {origin for buffer in flow.outputs for origin in origins(buffer)}
     found = [
-        _boundary(origin, crossing, origin in outputs, names, scopes, sources, evidence)
+        _boundary(flow, origin, crossing, origin in outputs, names, scopes, sources, evidence)
         for origin, crossing in crossings.items()
     ]
     return tuple(sorted(found, key=lambda b: -(b.written_bytes + b.read_bytes)))
@@ -50,6 +50,7 @@ def _updates(launch: Launch, buffer: Buffer) -> bool:
 
 
 def _boundary(
+    flow: Flow,
     origin: Buffer,
     crossing: _Crossing,
     is_output: bool,
@@ -63,7 +64,9 @@ def _boundary(
     consumers = list(dict.fromkeys(crossing.consumers))
     # An output has to be written once in any case; in a loop that is the last iteration's.
     writes = producer.count - 1 if is_output else producer.count
-    written = producer.access.writes.get(origin.path, origin.shape.bytes) * max(writes, 0)
+    memory = flow.memory(origin)
+    whole = origin.shape.bytes if memory == spaces.DEVICE else 0
+    written = producer.access.writes.get(origin.path, whole) * max(writes, 0)
     all_scopes = [scope for launch in (producer, *consumers) for scope in scopes[id(launch)]]
     return Boundary(
         producer=names[id(producer)],
@@ -76,4 +79,5 @@ def _boundary(
         source=sources[id(producer)]
         or next((sources[id(c)] for c in consumers if sources[id(c)]), None),
         reason=reasons.reason(evidence, origin, consumers),
+        memory=memory,
     )

@@ -17,6 +17,12 @@ _event = re.compile(
 )
 _field = re.compile(rf"(\w+)\s*:\s*({_STRING}|[^\s{{}}]++)", re.DOTALL)
 _module = re.compile(rf"\bhlo_module_before_fusion\s*:\s*((?:{_STRING}\s*)++)", re.DOTALL)
+# A field of a text proto, or the end of a message.
+_part = re.compile(
+    rf"\s*+(?:(?P<open>\w++\s*+:?\s*+\{{)|\w++\s*+:\s*+(?:(?:{_STRING}\s*+)++|[^\s{{}}\"]++)"
+    rf"|(?P<close>\}}))",
+    re.DOTALL,
+)
 _escape = re.compile(r"\\([0-7]{1,3}|x[0-9a-fA-F]{1,2}|.)", re.DOTALL)
 _ESCAPES = {"n": "\n", "t": "\t", "r": "\r"}
 
@@ -52,6 +58,8 @@ class Decisions:
     """The last name of the fusion whose result an instruction became."""
     before: Module | None
     """The module as it went into the pass."""
+    damage: str | None = None
+    """What is wrong with the text, in a few words; None where nothing is."""
 
     def reason(self, name: str) -> Reason | None:
         """Why the value that instruction `name` (of `before`) ends in was not fused further."""
@@ -59,7 +67,10 @@ class Decisions:
 
 
 def read(text: str) -> Decisions:
-    """Reads the text form of a FusionProcessDumpProto; what it does not know it passes over."""
+    """Reads the text form of a FusionProcessDumpProto; what it does not know it passes over.
+
+    Of a damaged text as much is taken as can be read.
+    """
     last: dict[str, Reason] = {}
     names: dict[str, str] = {}
     roots: dict[str, str] = {}
@@ -77,14 +88,33 @@ def read(text: str) -> Decisions:
         else:
             last[producer] = _priced(fields)
     found = _module.search(text)
-    before = None
+    before, damage = None, _damage(text)
     if found:
         quoted = re.findall(_STRING, found[1], re.DOTALL)
         try:
             before = hlo_text.read_module("".join(_plain(part) for part in quoted))
-        except UsageError:
-            before = None  # reasons can then be matched by name only
-    return Decisions(last, names, before)
+        except UsageError as error:  # reasons can then be matched by name only
+            damage = damage or f"its hlo_module_before_fusion: {error}"
+    elif damage is None:  # XLA writes it last, whatever was decided
+        damage = "it ends before hlo_module_before_fusion"
+    return Decisions(last, names, before, damage)
+
+
+def _damage(text: str) -> str | None:
+    """What keeps a text from being a text proto; None where nothing does."""
+    if not text.strip():
+        return "it is empty"
+    position = depth = 0
+    while part := _part.match(text, position):
+        depth += (part["open"] is not None) - (part["close"] is not None)
+        if depth < 0:
+            break
+        position = part.end()
+    rest = text[position:].lstrip()
+    line = text.count("\n", 0, len(text) - len(rest)) + 1
+    if rest:
+        return f"line {line}: expected a field, found {rest[:24].splitlines()[0]!r}"
+    return f"it ends inside a message, in line {line}" if depth else None
 
 
 def rule(reason: str) -> Reason:

@@ -6,7 +6,7 @@ from collections.abc import Iterator, Sequence
 from fractions import Fraction
 
 from fusejax.errors import UsageError
-from fusejax.hlo import traffic
+from fusejax.hlo import infer, spaces, traffic
 from fusejax.hlo.module import Computation, Instruction, Module, Shape
 
 _NO_LAUNCH = frozenset((
@@ -28,7 +28,7 @@ _MOST_TRIPS = 10**15
 
 @dataclasses.dataclass(eq=False)
 class Buffer:
-    """An array in device memory; two of them are the same array where they are the same object."""
+    """An array in memory; two of them are the same array where they are the same object."""
 
     shape: Shape
     writer: "Launch | None" = None
@@ -66,10 +66,14 @@ class Launch:
     computation: str
     count: int
     access: traffic.Access
+    """What is written is counted where it is in device memory."""
     reads: dict[Buffer, int]
-    """Bytes read of each array, by one launch; 0 where it is only updated in place."""
+    """Bytes read of each array, by one launch; 0 where it is only updated in place, or is not in
+    device memory."""
     results: dict[tuple[int, ...], Buffer]
     operands: "tuple[Value, ...]"
+    host_bytes: int = 0
+    """Bytes read from and written to host memory, by one launch."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -80,6 +84,11 @@ class Flow:
     inputs: tuple[Buffer, ...]
     outputs: tuple[Buffer, ...]
     warnings: tuple[str, ...]
+    back_end: str
+
+    def memory(self, buffer: Buffer) -> str:
+        """Which memory an array is in, see `fusejax.hlo.spaces`."""
+        return spaces.memory(buffer.shape, self.back_end)
 
 
 def leaves(value: Value) -> Iterator[Buffer]:
@@ -131,13 +140,16 @@ def beginnings(buffer: Buffer) -> list[Buffer]:
     return found
 
 
-def follow(module: Module) -> Flow:
+def follow(module: Module, back_end: str) -> Flow:
     """Follows the module from its entry.
+
+    Args:
+      back_end: "gpu", "cpu", "tpu" or "unoptimised": tells which memories a layout can name.
 
     Raises:
       UsageError: the module's calls multiply beyond what can be followed.
     """
-    walk = _Walk(module)
+    walk = _Walk(module, back_end)
     inputs = {
         number: _value(parameter.shape, is_input=True)
         for number, parameter in module.entry.parameters.items()
@@ -148,6 +160,7 @@ def follow(module: Module) -> Flow:
         tuple(buffer for value in inputs.values() for buffer in leaves(value)),
         tuple(leaves(output)),
         tuple(dict.fromkeys(walk.warnings)),
+        back_end,
     )
 
 
@@ -168,8 +181,9 @@ def _at(value: Value, path: Sequence[int]) -> Value:
 class _Walk:
     """The launches so far; every computation is walked once for each place that calls it."""
 
-    def __init__(self, module: Module):
+    def __init__(self, module: Module, back_end: str):
         self.module = module
+        self.back_end = back_end
         self.launches: list[Launch] = []
         self.warnings: list[str] = []
         self.steps = 0
@@ -226,6 +240,15 @@ class _Walk:
         self, computation: Computation, instruction: Instruction, operands: list[Value], count: int
     ) -> Value:
         access = traffic.access(self.module, computation, instruction)
+        writes = dict(access.writes)
+        host_bytes = 0
+        for path, size in access.writes.items():
+            shape = infer.element(instruction.shape, path)
+            memory = spaces.memory(shape, self.back_end) if shape else spaces.DEVICE
+            if memory != spaces.DEVICE:
+                writes[path] = 0
+                host_bytes += size if memory == spaces.HOST else 0
+        access = dataclasses.replace(access, writes=writes)
         reads: dict[Buffer, int] = {}
         for operand, read in zip(operands, access.reads, strict=False):
             arrays = list(leaves(operand))
@@ -233,7 +256,14 @@ class _Walk:
                 part = read if len(arrays) == 1 else buffer.shape.bytes
                 whole = max(buffer.shape.bytes, part)
                 reads[buffer] = min(whole, reads.get(buffer, 0) + part)
-        launch = Launch(instruction, computation.name, count, access, reads, {}, tuple(operands))
+        for buffer, size in reads.items():
+            memory = spaces.memory(buffer.shape, self.back_end)
+            if memory != spaces.DEVICE:
+                reads[buffer] = 0
+                host_bytes += size if memory == spaces.HOST else 0
+        launch = Launch(
+            instruction, computation.name, count, access, reads, {}, tuple(operands), host_bytes
+        )
         self.launches.append(launch)
 
         def written(shape: Shape, path: tuple[int, ...]) -> Value:
@@ -249,6 +279,12 @@ class _Walk:
         return written(instruction.shape, ())
 
     def loop(self, instruction: Instruction, initial: Value, count: int) -> Value:
+        """Follows a loop's condition and body, both once for every trip.
+
+        Where the trip count is known XLA's GPU runtime counts on the host and launches no
+        condition. Its kernel is counted all the same, since the module's text has it: one launch
+        too many for each trip, which compares two scalars.
+        """
         condition, body = (
             self.module.computations.get(instruction.attributes[key].strip("%\"'"))
             for key in ("condition", "body")

@@ -49,7 +49,7 @@ class Evidence:
 
 def gather(program: Program, module: Module, emitters: Mapping[int, str]) -> Evidence:
     """Reads what the program carries besides its final text; unreadable parts count as absent."""
-    read = decisions.read(program.decisions) if program.decisions else None
+    read = None if program.decisions is None else decisions.read(program.decisions)
     unoptimised = None
     if program.unoptimised:
         try:

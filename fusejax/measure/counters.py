@@ -15,16 +15,22 @@ import os
 import pathlib
 import re
 import shutil
+import signal
 import subprocess
 import tempfile
-from collections.abc import Iterator, Mapping, Sequence
+import threading
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusejax.errors import UsageError
 
-_METRICS: Mapping[str, str] = {
+# The card counts these two in one pass over a kernel. With the others ncu runs every kernel several
+# times and puts back all memory that the kernel wrote before each: minutes for a large program.
+_BYTES: Mapping[str, str] = {
     "read_bytes": "dram__bytes_read.sum",
     "written_bytes": "dram__bytes_write.sum",
+}
+_EXECUTION: Mapping[str, str] = {
     "registers": "launch__registers_per_thread",
     "local_loads": "smsp__inst_executed_op_local_ld.sum",
     "local_stores": "smsp__inst_executed_op_local_st.sum",
@@ -37,19 +43,12 @@ _METRICS: Mapping[str, str] = {
 }
 _PERCENT = frozenset({"occupancy", "theoretical_occupancy"})
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
-_LEAVE_OUT = "or leave --counters out"
 
 
 @dataclasses.dataclass(frozen=True)
-class Counted:
-    """One launch, as the counters saw it."""
+class Execution:
+    """How one launch ran, as the counters saw it."""
 
-    function: str
-    """Name of the device function."""
-    read_bytes: int
-    """From device memory; the cache is cold before every kernel."""
-    written_bytes: int
-    """To device memory; what is still in the cache when the kernel ends is missing."""
     registers: int
     """Per thread, as allocated."""
     local_loads: int
@@ -64,6 +63,20 @@ class Counted:
     occupancy: float
     """Achieved, 0 to 1."""
     theoretical_occupancy: float
+
+
+@dataclasses.dataclass(frozen=True)
+class Counted:
+    """One launch, as the counters saw it."""
+
+    function: str
+    """Name of the device function."""
+    read_bytes: int
+    """From device memory; the cache is cold before every kernel."""
+    written_bytes: int
+    """To device memory; what is still in the cache when the kernel ends is missing."""
+    execution: Execution | None = None
+    """None where only bytes were asked for."""
 
 
 @contextlib.contextmanager
@@ -94,15 +107,21 @@ def counted() -> Iterator[None]:
 def run_under_ncu(
     command: Sequence[str],
     *,
+    bytes_only: bool = False,
     timeout_s: float = 600,
     environment: Mapping[str, str] | None = None,
+    tell: Callable[[str], None] = lambda line: None,
 ) -> tuple[Counted, ...]:
     """Runs a command and counts the kernels that it launches inside `counted()`, in order.
 
     Args:
       command: the program and its arguments.
-      timeout_s: for the whole command; ncu runs every counted kernel several times.
+      bytes_only: leaves `Counted.execution` out, so that ncu runs every kernel once, not several
+        times with all memory saved and put back between.
+      timeout_s: for the whole command, after which it is stopped and nothing is known: ncu writes
+        its report when the command has ended.
       environment: of the command; by default this process's.
+      tell: is given every line that the command writes to its standard output, as it comes.
 
     Raises:
       UsageError: ncu is missing or may not read the counters, or the command failed or launched
@@ -111,47 +130,84 @@ def run_under_ncu(
     ncu = find()
     if ncu is None:
         raise UsageError(
-            "--counters needs Nsight Compute's ncu, which is not on the PATH: install it (it comes "
-            f"with the CUDA toolkit) {_LEAVE_OUT}"
+            "Nsight Compute's ncu is not on the PATH: install it (it comes with the CUDA toolkit)"
         )
+    metrics = [*_BYTES.values()] if bytes_only else [*_BYTES.values(), *_EXECUTION.values()]
     with tempfile.TemporaryDirectory(prefix="fusejax-ncu-") as folder:
         log = pathlib.Path(folder, "counters.csv")
         arguments = [
             str(ncu), "--csv", "--page", "raw", "--print-units", "base", "--log-file", str(log),
             "--clock-control", "none", "--profile-from-start", "off",
-            "--target-processes", "all", "--metrics", ",".join(_METRICS.values()),
+            "--target-processes", "all", "--metrics", ",".join(metrics),
         ]  # fmt: skip
-        try:
-            done = subprocess.run(
-                [*arguments, *command],
-                capture_output=True,
-                text=True,
-                errors="replace",
-                timeout=timeout_s,
-                env=None if environment is None else dict(environment),
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise UsageError(
-                f"--counters: the run under ncu took longer than {timeout_s:.0f} s: "
-                f"take a smaller --shape {_LEAVE_OUT}"
-            ) from error
+        code, written, errors = _run([*arguments, *command], timeout_s, environment, tell)
         report = log.read_text(errors="replace") if log.exists() else ""
-    reason = refusal(report + done.stdout + done.stderr)
+    reason = refusal(report + written + errors)
     if reason is not None:
         raise UsageError(reason)
-    found = parse(report)
-    if done.returncode != 0 or not found:
-        lines = (done.stderr or done.stdout or report).strip().splitlines()
+    found = parse(report, bytes_only=bytes_only)
+    if code != 0 or not found:
+        lines = (errors.strip() or written.strip() or report.strip()).splitlines()
         raise UsageError(
-            f"--counters: the run under ncu counted {len(found)} kernels and exited with "
-            f"{done.returncode} ({lines[-1].strip() if lines else 'it wrote nothing'}): "
-            f"run it without ncu first {_LEAVE_OUT}"
+            f"the run under ncu counted {len(found)} kernels and exited with "
+            f"{code} ({lines[-1].strip() if lines else 'it wrote nothing'}): "
+            "run it without ncu first"
         )
     return found
 
 
-def parse(report: str) -> tuple[Counted, ...]:
+def _run(
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None,
+    tell: Callable[[str], None],
+) -> tuple[int, str, str]:
+    """Runs a command; returns its exit code and what it wrote to its two outputs."""
+    is_late = threading.Event()
+    lines = []
+    with (
+        tempfile.TemporaryFile("w+", errors="replace") as errors,
+        subprocess.Popen(
+            command,
+            stdout=subprocess.PIPE,
+            stderr=errors,
+            text=True,
+            errors="replace",
+            env=None if environment is None else dict(environment),
+            start_new_session=True,  # so that what ncu started is stopped with it
+        ) as process,
+    ):
+
+        def stop() -> None:
+            with contextlib.suppress(ProcessLookupError):
+                os.killpg(process.pid, signal.SIGKILL)
+
+        def stop_late() -> None:
+            is_late.set()
+            stop()
+
+        timer = threading.Timer(timeout_s, stop_late)
+        timer.start()
+        try:
+            assert process.stdout is not None
+            for line in process.stdout:
+                lines.append(line)
+                tell(line.rstrip())
+            code = process.wait()
+        except BaseException:
+            stop()
+            raise
+        finally:
+            timer.cancel()
+        if is_late.is_set():
+            raise UsageError(
+                f"the run under ncu took longer than {timeout_s:.0f} s: give it less to count"
+            )
+        errors.seek(0)
+        return code, "".join(lines), errors.read()
+
+
+def parse(report: str, *, bytes_only: bool = False) -> tuple[Counted, ...]:
     """Reads `ncu --csv --page raw`: a row per launch, units in the second line.
 
     Launches without one of the counters are left out.
@@ -166,31 +222,37 @@ def parse(report: str) -> tuple[Counted, ...]:
     units, *launches = rows
     found = []
     for row in launches:
-        values = {
-            field: _number(row.get(metric), units.get(metric)) for field, metric in _METRICS.items()
-        }
-        known = {name: value for name, value in values.items() if value is not None}
-        if len(known) != len(_METRICS):
+        moved = _fields(_BYTES, row, units)
+        ran = None if bytes_only else _fields(_EXECUTION, row, units)
+        if moved is None or (ran is None and not bytes_only):
             continue
-        fields: dict[str, Any] = {
-            name: value / 100 if name in _PERCENT else round(value) for name, value in known.items()
-        }
-        found.append(Counted(function=_function(row["Kernel Name"]), **fields))
+        execution = None if ran is None else Execution(**ran)
+        found.append(Counted(_function(row["Kernel Name"]), **moved, execution=execution))
     return tuple(found)
+
+
+def _fields(
+    metrics: Mapping[str, str], row: Mapping[str, str], units: Mapping[str, str]
+) -> dict[str, Any] | None:
+    """The counters of a row under the names of their fields; None where one is missing."""
+    found: dict[str, Any] = {}
+    for field, metric in metrics.items():
+        value = _number(row.get(metric), units.get(metric))
+        if value is None:
+            return None
+        found[field] = value / 100 if field in _PERCENT else round(value)
+    return found
 
 
 def refusal(output: str) -> str | None:
     """Why ncu did not count, as a line for the user, or None."""
     if "ERR_NVGPUCTRPERM" in output:
         return (
-            "--counters: the driver lets only administrators read the GPU's counters "
-            "(ERR_NVGPUCTRPERM): run as root, load the driver with "
-            f"NVreg_RestrictProfilingToAdminUsers=0, {_LEAVE_OUT}"
+            "the driver lets only administrators read the GPU's counters (ERR_NVGPUCTRPERM): run "
+            "as root, or load the driver with NVreg_RestrictProfilingToAdminUsers=0"
         )
     error = re.search(r"==ERROR== (.*)", output)
-    return (
-        f"--counters: ncu reports {error[1].strip()!r}: mend that {_LEAVE_OUT}" if error else None
-    )
+    return f"ncu reports {error[1].strip()!r}: mend that" if error else None
 
 
 def split(

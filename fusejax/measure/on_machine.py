@@ -10,6 +10,7 @@ import numpy as np
 from fusejax import accuracy
 from fusejax.comparison import PathResult, Timing
 from fusejax.compile.targets import Target
+from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import calibrate, counters, counting, host, timing
 from fusejax.measure.inputs import random_on_device
@@ -155,7 +156,10 @@ def _argument_names(op: Op, values: Sequence[Any]) -> list[str]:
 def _with_counters(
     found: Mapping[str, PathResult], request: counting.Request
 ) -> dict[str, PathResult]:
-    launches = counters.run_under_ncu(request.command())
+    try:
+        launches = counters.run_under_ncu(request.command())
+    except UsageError as error:
+        raise UsageError(f"--counters: {error}, or leave --counters out") from error
     per_path = counters.split(launches, [path.launches for path in found.values()])
     if per_path is None:
         return dict(found)
@@ -182,8 +186,16 @@ def _counted_resources(
         kernel.name: {
             **path.resources.get(kernel.name, {}),
             "measured_bytes": {"read": launch.read_bytes, "written": launch.written_bytes},
-            "measured_occupancy": launch.occupancy,
-            "measured_registers": launch.registers,
+            **_execution_json(launch.execution),
         }
         for kernel, launch in zip(path.kernels, counted, strict=True)
+    }
+
+
+def _execution_json(execution: counters.Execution | None) -> dict[str, Any]:
+    if execution is None:
+        return {}
+    return {
+        "measured_occupancy": execution.occupancy,
+        "measured_registers": execution.registers,
     }

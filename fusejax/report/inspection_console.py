@@ -8,6 +8,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fusejax.hlo import spaces
 from fusejax.hlo.analysis import Boundary, Kernel
 from fusejax.hlo.diff import Matching, ModuleDiff, boundary_bytes, kernel_bytes
 from fusejax.inspection import Inspected, Report
@@ -135,11 +136,17 @@ def _boundaries(boundaries: Sequence[Boundary], top: int) -> Table:
         where = _lines(kernels, _names(b.scopes), _place(b.source))
         table.add_row(
             Text(tensor(b.dtype, b.shape)),
-            mib(b.written_bytes) if b.written_bytes else "(output)",
+            _written(b),
             mib(b.read_bytes),
             Text(f"{where}\n{b.reason.kind}: {b.reason.text}"),
         )
     return table
+
+
+def _written(boundary: Boundary) -> str:
+    if boundary.memory != spaces.DEVICE:  # its bytes are not counted
+        return f"({boundary.memory.replace('_', ' ')})"
+    return mib(boundary.written_bytes) if boundary.written_bytes else "(output)"
 
 
 def _lines(name: str, scopes: str, place: str) -> str:

@@ -1,8 +1,10 @@
-import subprocess
+import time
+import types
 
 import pytest
 
 from fusejax.errors import UsageError
+from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import counters
 
 HEADER = (
@@ -40,18 +42,35 @@ def test_reads_the_report():
         function="input_convert_reduce_fusion",
         read_bytes=268_447_744,
         written_bytes=113_425_152,
-        registers=30,
-        local_loads=0,
-        local_stores=3,
-        static_shared_bytes=64,
-        dynamic_shared_bytes=0,
-        threads=512,
-        blocks=8192,
-        occupancy=pytest.approx(0.8838),
-        theoretical_occupancy=1.0,
+        execution=counters.Execution(
+            registers=30,
+            local_loads=0,
+            local_stores=3,
+            static_shared_bytes=64,
+            dynamic_shared_bytes=0,
+            threads=512,
+            blocks=8192,
+            occupancy=pytest.approx(0.8838),
+            theoretical_occupancy=1.0,
+        ),
     )
     assert gemm.function == "void gemm<float, 2>"
     assert gemm.read_bytes == 1024
+
+
+def test_bytes_alone():
+    found = counters.parse(REPORT, bytes_only=True)
+    assert [launch.execution for launch in found] == [None, None]
+    assert [launch.read_bytes for launch in found] == [268_447_744, 1024]
+    bytes_alone = "\n".join([
+        '"ID","Kernel Name","dram__bytes_read.sum","dram__bytes_write.sum"',
+        '"","","byte","byte"',
+        '"0","loop_add_fusion","7","8"',
+    ])  # fmt: skip
+    assert counters.parse(bytes_alone, bytes_only=True) == (
+        counters.Counted("loop_add_fusion", 7, 8),
+    )
+    assert counters.parse(bytes_alone) == ()  # asked for more than was counted
 
 
 def test_units_are_heeded():
@@ -70,7 +89,6 @@ def test_permission():
         "Performance Counters on the target device 0."
     )
     assert "ERR_NVGPUCTRPERM" in reason
-    assert "--counters" in reason
     assert "\n" not in reason
     assert counters.refusal("==PROF== fine") is None
     assert "LibraryNotLoaded" in counters.refusal(
@@ -80,13 +98,13 @@ def test_permission():
 
 def test_missing_ncu(monkeypatch):
     monkeypatch.setattr(counters, "find", lambda: None)
-    with pytest.raises(UsageError, match=r"ncu, which is not on the PATH.*leave --counters out"):
+    with pytest.raises(UsageError, match=r"ncu is not on the PATH: install it"):
         counters.run_under_ncu(["true"])
 
 
 @pytest.fixture
 def ncu(tmp_path, monkeypatch):
-    """Stands in for ncu: `write(report, code)` has it log a report and exit with a code."""
+    """Stands in for ncu: `write(report, code)` has it run the command, log a report and exit."""
     path = tmp_path / "ncu"
     monkeypatch.setattr(counters, "find", lambda: path)
 
@@ -94,17 +112,36 @@ def ncu(tmp_path, monkeypatch):
         (tmp_path / "report").write_text(report)
         path.write_text(
             "#!/bin/sh\n"
-            'while [ "$1" != "--log-file" ]; do shift; done\n'
-            f'cp {tmp_path}/report "$2"\necho "{stderr}" >&2\nexit {code}\n'
+            f'echo "$@" > {tmp_path}/arguments\n'
+            'while [ "$1" != "--log-file" ]; do shift; done\nlog="$2"\n'
+            'while [ "$1" != "--metrics" ]; do shift; done\nshift 2\n'
+            f'"$@" || exit\ncp {tmp_path}/report "$log"\necho "{stderr}" >&2\nexit {code}\n'
         )
         path.chmod(0o755)
+        return tmp_path / "arguments"
 
     return write
 
 
 def test_runs_the_command(ncu):
+    arguments = ncu(REPORT)
+    launches = counters.run_under_ncu(["true"])
+    assert [launch.execution.threads for launch in launches] == [512, 512]
+    assert "launch__registers_per_thread" in arguments.read_text()
+
+
+def test_bytes_alone_are_asked_for(ncu):
+    arguments = ncu(REPORT)
+    assert counters.run_under_ncu(["true"], bytes_only=True)[0].execution is None
+    metrics = arguments.read_text().split("--metrics ")[1].split()[0]
+    assert metrics == "dram__bytes_read.sum,dram__bytes_write.sum"
+
+
+def test_tells_what_the_command_writes(ncu):
     ncu(REPORT)
-    assert [launch.threads for launch in counters.run_under_ncu(["true"])] == [512, 512]
+    told = []
+    counters.run_under_ncu(["sh", "-c", "echo one; echo two; echo three >&2"], tell=told.append)
+    assert told == ["one", "two"]
 
 
 @pytest.mark.parametrize(
@@ -122,18 +159,36 @@ def test_says_what_went_wrong(ncu, report, code, stderr, message):
     assert "\n" not in str(caught.value)
 
 
-def test_timeout(ncu, monkeypatch):
+def test_timeout_stops_the_command_too(ncu, tmp_path):
     ncu(REPORT)
-
-    def slow(command, **_):
-        raise subprocess.TimeoutExpired(command, 1)
-
-    monkeypatch.setattr(subprocess, "run", slow)
-    with pytest.raises(UsageError, match="longer than 1 s"):
-        counters.run_under_ncu(["true"], timeout_s=1)
+    late = tmp_path / "late"
+    with pytest.raises(UsageError, match="longer than 0 s"):
+        counters.run_under_ncu(["sh", "-c", f"sleep 1; touch {late}"], timeout_s=0.3)
+    time.sleep(1)
+    assert not late.exists()
 
 
 def test_split():
     first, second = counters.parse(REPORT)
     assert counters.split([first, second, first], [2, 1]) == ((first, second), (first,))
     assert counters.split([first], [2]) is None
+
+
+def test_what_was_counted_goes_to_the_kernels_resources():
+    from fusejax.measure.on_machine import _counted_resources
+
+    (launch, other) = counters.parse(REPORT)
+    kernel = Kernel("k", "loop", (), None, 1, Traffic(0, 0))
+    path = types.SimpleNamespace(kernels=(kernel,), resources={"k": {"threads": 512}})
+    measured = {
+        "threads": 512,
+        "measured_bytes": {"read": 268_447_744, "written": 113_425_152},
+        "measured_occupancy": pytest.approx(0.8838),
+        "measured_registers": 30,
+    }
+    assert _counted_resources(path, (launch,)) == {"k": measured}
+    assert _counted_resources(path, (launch, other)) == path.resources  # which is which?
+    (moved, _) = counters.parse(REPORT, bytes_only=True)
+    assert _counted_resources(path, (moved,)) == {
+        "k": {key: measured[key] for key in ("threads", "measured_bytes")}
+    }
