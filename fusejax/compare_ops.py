@@ -258,7 +258,7 @@ def _with_cpu_errors(
     expected = accuracy.reference(op, mode, values)
     checked = {}
     for name, result in results.items():
-        if name == "pallas" and (mode == "backward" or op.kernel_refusal(*values)):
+        if name == "pallas" and op.kernel_refusal(*values[: len(op.chain.arguments)]):
             checked[name] = result
             continue
         where = "simulation" if name == "pallas" else "cpu"

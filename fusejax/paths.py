@@ -43,20 +43,23 @@ def build(op: Op, name: str, mode: str, *, interpret: Any = None) -> Path:
         return Path(name, eager_chain(op, mode))
     arguments, results = op.chain.arguments, op.chain.results
     if name == "pallas":
-
-        def kernel(*values: Any) -> Any:
-            return op.kernel(*values, interpret=interpret)
-
-        kernel.__name__ = f"{op.name}_pallas"
-        return Path(name, Chain(arguments, (Stage(name, kernel, arguments, results),), results))
-    boundaries = op.split_after if name == "split" else ()
-    if mode == "forward":
-        program = op.chain.program(op.name, boundaries)
+        program = _kernel_program(op, interpret)
     else:
-        program = gradient_program(op.chain, op.name, boundaries)
+        program = op.chain.program(op.name, op.split_after if name == "split" else ())
+    if mode == "backward":
+        program = gradient_program(program, len(arguments))
         results = tuple(cotangent(argument) for argument in arguments)
         arguments = (*arguments, *(cotangent(result) for result in op.chain.results))
     return Path(name, Chain(arguments, (Stage(name, program, arguments, results),), results))
+
+
+def _kernel_program(op: Op, interpret: Any) -> Any:
+    def kernel(*values: Any) -> tuple[Any, ...]:
+        found = op.kernel(*values, interpret=interpret)
+        return found if isinstance(found, tuple) else (found,)
+
+    kernel.__name__ = f"{op.name}_pallas"
+    return kernel
 
 
 def refusal(
@@ -65,8 +68,6 @@ def refusal(
     """Why a path cannot serve this input on this target, or None."""
     if name != "pallas":
         return None
-    if mode == "backward":
-        return f"there is no backward kernel of {op.name} yet"
     reason = op.kernel_refusal(*op.argument_shapes(shape, dtype))
     if reason is not None:
         return reason

@@ -1,12 +1,16 @@
-"""bias + GELU in one pass, alone and with the f32 sum of each row.
+"""bias + GELU in one pass, alone and with the f32 sum of each row, and their gradients.
 
 XLA fuses the first well; the second it splits into two kernels with an f32 [rows, width] between
 them, because its cost model will not compute the GELU twice for two consumers. Bytes per element
 at 16 bits: 2 read + 4 written + 4 read + 2 written = 12 before, 2 read + 2 written = 4 here.
+
+The gradients read x and dy and write dx, 6 bytes per element: x + bias is computed again, and the
+bias's gradient is summed in registers from the same f32 values that dx is rounded from.
 """
 
 from __future__ import annotations
 
+import dataclasses
 import functools
 import math
 from typing import Any
@@ -15,71 +19,95 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.gelu_math import gelu_erf, gelu_tanh
-from pallas_kernels.plan import (
-    Plan,
-    Tuning,
-    plan_rows,
-    unsupported_parameter,
-    unsupported_rows,
+from pallas_kernels.batching import over_rows
+from pallas_kernels.gelu_math import (
+    gelu_erf,
+    gelu_erf_and_slope,
+    gelu_tanh,
+    gelu_tanh_and_slope,
 )
-from pallas_kernels.rows import run_rows
-
-# One H200, JAX 0.11.2, 2026-11-29: bfloat16, 2^26 elements per array, CUPTI medians in µs, the
-# fastest of 5 to 24 plans per width, in up to three runs. A TMA copy of one array took 68.3.
-# With row sums; without them, multiples of 1024 take the entry of 1024 (67.7 to 68.0). The plan for
-# 128 was measured but not searched.
-TABLE = (
-    Tuning(width=128, rows_per_block=8, warpgroups=1, ctas_per_sm=6, stages=4),  # 70.9
-    Tuning(width=256, rows_per_block=4, warpgroups=1, ctas_per_sm=6, stages=4),  # 70.3
-    Tuning(width=512, rows_per_block=4, warpgroups=1, ctas_per_sm=6, stages=3),  # 70.8
-    Tuning(width=1024, rows_per_block=1, warpgroups=1, ctas_per_sm=6, stages=4),  # 71.0
-    # 70.9 at 2048, 68.7 at 2560
-    Tuning(width=3072, rows_per_block=1, warpgroups=1, ctas_per_sm=3, stages=4),
-    Tuning(width=4096, rows_per_block=1, warpgroups=1, ctas_per_sm=3, stages=3),  # 70.4
-    Tuning(width=8192, rows_per_block=1, warpgroups=1, ctas_per_sm=2, stages=3),  # 71.7
-    # 70.7, 71.6 at 12288
-    Tuning(width=16384, rows_per_block=1, warpgroups=4, ctas_per_sm=1, stages=3),
-)
+from pallas_kernels.plan import Plan, plan_rows, unsupported_parameter, unsupported_rows
+from pallas_kernels.rows import Result, run_rows
+from pallas_kernels.tuned import Tuning
 
 
-# Without row sums, columns have nothing to do with each other: a wide row is as many narrow ones.
-SLICE = 1024
-
-
-def plan(rows: int, width: int, dtype: Any, *, row_sums: bool = False) -> Plan:
+def plan(
+    rows: int, width: int, dtype: Any, *, row_sums: bool = False, tuning: Tuning | None = None
+) -> Plan:
     """The launch of `bias_gelu`, or of `bias_gelu_rowsum`, on [rows, width] of `dtype`."""
-    slices = width // SLICE if width % SLICE == 0 and not row_sums else 1
-    return plan_rows(rows, width, dtype, streams=1, table=TABLE, slices=slices)
+    return plan_rows(
+        rows,
+        width,
+        dtype,
+        streams=1,
+        held=2,
+        op="bias_gelu_rowsum" if row_sums else "bias_gelu",
+        reduces=row_sums,
+        tuning=tuning,
+    )
+
+
+def plan_backward(
+    rows: int, width: int, dtype: Any, *, row_sums: bool = False, tuning: Tuning | None = None
+) -> Plan:
+    """The launch of the gradient of `bias_gelu`, or of `bias_gelu_rowsum`."""
+    return plan_rows(
+        rows,
+        width,
+        dtype,
+        streams=2,
+        held=5,
+        op="bias_gelu_rowsum_backward" if row_sums else "bias_gelu_backward",
+        reduces=False,
+        sums=True,
+        tuning=tuning,
+    )
 
 
 def expected_bytes(
     rows: int, width: int, dtype: Any, bias_dtype: Any = None, *, row_sums: bool = False
 ) -> int:
     """The bytes that the kernel must move: x and the bias read, y (and the f32 sums) written."""
-    itemsize = jnp.dtype(dtype).itemsize
-    bias_itemsize = jnp.dtype(dtype if bias_dtype is None else bias_dtype).itemsize
+    itemsize, bias_itemsize = _itemsizes(dtype, bias_dtype)
     return 2 * rows * width * itemsize + width * bias_itemsize + (4 * rows if row_sums else 0)
 
 
-def unsupported(x: Any, bias: Any) -> str | None:
+def expected_bytes_backward(
+    rows: int, width: int, dtype: Any, bias_dtype: Any = None, *, row_sums: bool = False
+) -> int:
+    """The same of the gradient: x, dy, the bias (and dsums) read, dx and dbias written."""
+    itemsize, bias_itemsize = _itemsizes(dtype, bias_dtype)
+    return 3 * rows * width * itemsize + 2 * width * bias_itemsize + (4 * rows if row_sums else 0)
+
+
+def _itemsizes(dtype: Any, bias_dtype: Any) -> tuple[int, int]:
+    bias_dtype = dtype if bias_dtype is None else bias_dtype
+    return jnp.dtype(dtype).itemsize, jnp.dtype(bias_dtype).itemsize
+
+
+def unsupported(x: Any, bias: Any, *, row_sums: bool = False) -> str | None:
     """Why the kernels refuse these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
+
+    Args:
+      x: the first argument.
+      bias: the second.
+      row_sums: whether of `bias_gelu_rowsum`, whose rows are limited, or of `bias_gelu`.
     """
-    return unsupported_rows(x) or unsupported_parameter("bias", bias, x.shape[-1])
+    return unsupported_rows(x, reduces=row_sums) or unsupported_parameter("bias", bias, x.shape[-1])
 
 
 def bias_gelu(
     x: jax.Array, bias: jax.Array, *, approximate: bool = True, interpret: Any = None
 ) -> jax.Array:
-    """gelu(x + bias), computed in f32 and rounded once.
+    """gelu(x + bias), computed in f32 and rounded once; differentiable in reverse.
 
     The same as `jax.nn.gelu(x.astype(f32) + bias.astype(f32), approximate).astype(x.dtype)`,
     and accurate relative to the result in the negative tail, where that one is not.
 
     Args:
-      x: [..., width], float16, bfloat16 or float32; width a multiple of 128 up to 16384.
+      x: [..., width], float16, bfloat16 or float32.
       bias: [width], float16, bfloat16 or float32, not necessarily x's dtype.
       approximate: the tanh form; False is the erf form.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
@@ -90,7 +118,11 @@ def bias_gelu(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(x, bias, approximate, False, interpret)
+    if reason := unsupported(x, bias):
+        raise ValueError(reason)
+    if x.size == 0:
+        return jnp.zeros_like(x)
+    return _bias_gelu(_Options(approximate, interpret), _rows_of(x), bias).reshape(x.shape)
 
 
 def bias_gelu_rowsum(
@@ -99,7 +131,7 @@ def bias_gelu_rowsum(
     """gelu(x + bias) as `bias_gelu` gives it, and the sum of each row before rounding.
 
     Args:
-      x: [..., width], float16, bfloat16 or float32; width a multiple of 128 up to 16384.
+      x: [..., width], float16, bfloat16 or float32; width at most `plan.most_width`.
       bias: [width], float16, bfloat16 or float32, not necessarily x's dtype.
       approximate: the tanh form; False is the erf form.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
@@ -110,39 +142,217 @@ def bias_gelu_rowsum(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(x, bias, approximate, True, interpret)
-
-
-def _run(x, bias, approximate: bool, row_sums: bool, interpret: Any) -> Any:
-    if reason := unsupported(x, bias):
+    if reason := unsupported(x, bias, row_sums=True):
         raise ValueError(reason)
     if x.size == 0:
-        y = jnp.zeros_like(x)
-        return (y, jnp.zeros(x.shape[:-1], jnp.float32)) if row_sums else y
-    width = x.shape[-1]
-    rows = math.prod(x.shape[:-1])
-    p = plan(rows, width, x.dtype, row_sums=row_sums)
-    result = run_rows(
-        functools.partial(_transform, gelu_tanh if approximate else gelu_erf, row_sums),
-        p,
-        [x.reshape(p.rows, p.width)],
+        return jnp.zeros_like(x), jnp.zeros(x.shape[:-1], jnp.float32)
+    y, sums = _bias_gelu_rowsum(_Options(approximate, interpret), _rows_of(x), bias)
+    return y.reshape(x.shape), sums.reshape(x.shape[:-1])
+
+
+def _rows_of(x: jax.Array) -> jax.Array:
+    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    approximate: bool
+    interpret: Any
+
+    def keywords(self) -> dict[str, Any]:
+        return {"approximate": self.approximate, "interpret": self.interpret}
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bias_gelu(options, x, bias):
+    def launch(x, bias):
+        return bias_gelu_kernel(x, bias, **options.keywords()), ()
+
+    return over_rows(launch, x, bias, sums=False)[0]
+
+
+def _bias_gelu_forward(options, x, bias):
+    return _bias_gelu(options, x, bias), (x, bias)
+
+
+def _bias_gelu_backward(options, saved, dy):
+    def launch(arrays, bias):
+        x, dy = arrays
+        return bias_gelu_backward_kernel(x, bias, dy, **options.keywords())
+
+    x, bias = saved
+    dx, dbias = over_rows(launch, (x, dy), bias, sums=True)
+    return dx, dbias.astype(bias.dtype)
+
+
+_bias_gelu.defvjp(_bias_gelu_forward, _bias_gelu_backward)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _bias_gelu_rowsum(options, x, bias):
+    def launch(x, bias):
+        return bias_gelu_rowsum_kernel(x, bias, **options.keywords()), ()
+
+    return over_rows(launch, x, bias, sums=False)[0]
+
+
+def _bias_gelu_rowsum_forward(options, x, bias):
+    return _bias_gelu_rowsum(options, x, bias), (x, bias)
+
+
+def _bias_gelu_rowsum_backward(options, saved, cotangents):
+    def launch(arrays, bias):
+        x, dy, dsums = arrays
+        return bias_gelu_rowsum_backward_kernel(x, bias, dy, dsums, **options.keywords())
+
+    x, bias = saved
+    dx, dbias = over_rows(launch, (x, *cotangents), bias, sums=True)
+    return dx, dbias.astype(bias.dtype)
+
+
+_bias_gelu_rowsum.defvjp(_bias_gelu_rowsum_forward, _bias_gelu_rowsum_backward)
+
+
+def bias_gelu_kernel(
+    x: jax.Array,
+    bias: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> jax.Array:
+    """The launch behind `bias_gelu`: x [rows, width], bias [width] to y [rows, width]."""
+    rows, width = x.shape
+    found = run_rows(
+        functools.partial(_forward, gelu_tanh if approximate else gelu_erf, False),
+        plan(rows, width, x.dtype, tuning=tuning),
+        [x],
         [bias],
-        name="bias_gelu_rowsum" if row_sums else "bias_gelu",
-        exchanges=1 if row_sums else 0,
-        row_values=row_sums,
-        cost=pl.CostEstimate(
-            flops=(8 if approximate else 20) * x.size,
-            transcendentals=2 * x.size,
-            bytes_accessed=expected_bytes(rows, width, x.dtype, bias.dtype, row_sums=row_sums),
-        ),
+        name="bias_gelu",
+        cost=_cost(x, approximate, expected_bytes(rows, width, x.dtype, bias.dtype)),
         interpret=interpret,
     )
-    if not row_sums:
-        return result.reshape(x.shape)
-    return result[0].reshape(x.shape), result[1].reshape(x.shape[:-1])
+    return found.outputs[0]
 
 
-def _transform(gelu, row_sums, blocks, parameters, reductions):
+def bias_gelu_rowsum_kernel(
+    x: jax.Array,
+    bias: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The launch behind `bias_gelu_rowsum`: y [rows, width] and f32 sums [rows]."""
+    rows, width = x.shape
+    moved = expected_bytes(rows, width, x.dtype, bias.dtype, row_sums=True)
+    found = run_rows(
+        functools.partial(_forward, gelu_tanh if approximate else gelu_erf, True),
+        plan(rows, width, x.dtype, row_sums=True, tuning=tuning),
+        [x],
+        [bias],
+        name="bias_gelu_rowsum",
+        exchanges=(1,),
+        row_values=1,
+        cost=_cost(x, approximate, moved),
+        interpret=interpret,
+    )
+    return found.outputs[0], found.row_values[0]
+
+
+def _forward(gelu, row_sums, blocks, parameters, row_inputs, row):
+    del row_inputs
     (x,), (bias,) = blocks, parameters
     y = gelu(x.astype(jnp.float32) + bias.astype(jnp.float32))
-    return y, reductions.row_totals(y) if row_sums else None
+    return Result((y,), row.totals(y) if row_sums else ())
+
+
+def bias_gelu_backward_kernel(
+    x: jax.Array,
+    bias: jax.Array,
+    dy: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The launch behind the gradient of `bias_gelu`.
+
+        dx = dy * gelu'(x + bias)
+        dbias = sum(dx, 0)          # of the f32 values, before dx is rounded
+
+    Args:
+      x: [rows, width].
+      bias: [width].
+      dy: the shape and dtype of x.
+      approximate: the tanh form; False is the erf form.
+      interpret: as in `bias_gelu`.
+      tuning: instead of the measured choice.
+
+    Returns:
+      dx, of the shape and dtype of x, and dbias, f32 [width].
+    """
+    rows, width = x.shape
+    found = run_rows(
+        functools.partial(_backward, approximate),
+        plan_backward(rows, width, x.dtype, tuning=tuning),
+        [x, dy],
+        [bias],
+        name="bias_gelu_backward",
+        column_sums=1,
+        cost=_cost(x, approximate, expected_bytes_backward(rows, width, x.dtype, bias.dtype)),
+        interpret=interpret,
+    )
+    return found.outputs[0], found.column_sums[0]
+
+
+def bias_gelu_rowsum_backward_kernel(
+    x: jax.Array,
+    bias: jax.Array,
+    dy: jax.Array,
+    dsums: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The launch behind the gradient of `bias_gelu_rowsum`.
+
+        dx = (dy + dsums[:, None]) * gelu'(x + bias)
+        dbias = sum(dx, 0)          # of the f32 values, before dx is rounded
+
+    Arguments and results are those of `bias_gelu_backward_kernel`, and dsums is f32 [rows].
+    """
+    rows, width = x.shape
+    moved = expected_bytes_backward(rows, width, x.dtype, bias.dtype, row_sums=True)
+    found = run_rows(
+        functools.partial(_backward, approximate),
+        plan_backward(rows, width, x.dtype, row_sums=True, tuning=tuning),
+        [x, dy],
+        [bias],
+        [dsums],
+        name="bias_gelu_rowsum_backward",
+        column_sums=1,
+        cost=_cost(x, approximate, moved),
+        interpret=interpret,
+    )
+    return found.outputs[0], found.column_sums[0]
+
+
+def _backward(approximate, blocks, parameters, row_inputs, row):
+    x, dy = (block.astype(jnp.float32) for block in blocks)
+    (bias,) = parameters
+    for dsums in row_inputs:
+        dy = dy + row.spread(dsums)
+    and_slope = gelu_tanh_and_slope if approximate else gelu_erf_and_slope
+    _, slope = and_slope(x + bias.astype(jnp.float32))
+    dx = dy * slope
+    return Result((dx,), column_values=(dx,))
+
+
+def _cost(x: jax.Array, approximate: bool, moved: int) -> pl.CostEstimate:
+    return pl.CostEstimate(
+        flops=(12 if approximate else 24) * x.size,
+        transcendentals=2 * x.size,
+        bytes_accessed=moved,
+    )

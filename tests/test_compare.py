@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from fusejax.compare_ops import compare_op
-from fusejax.comparison import PathResult, Refusal
+from fusejax.comparison import PathResult
 from fusejax.ops import OPS
 from fusejax.ops.op import Stage
 from fusejax.report.document import comparison_json
@@ -115,19 +115,19 @@ def test_a_boundary_that_does_not_survive_is_told(deviceless):
 def test_backward_compares_what_there_is(name, deviceless):
     op = OPS[name]()
     found = compare_op(op, (512, 1024), np.float16, deviceless("h200"), mode="backward")
-    assert isinstance(found.paths["pallas"], Refusal)
-    assert "backward" in found.paths["pallas"].reason
-    for path in ("eager", "split", "xla"):
-        assert found.paths[path].error.max_rel < 2e-2
-        assert found.paths[path].traffic.total >= found.minimum_bytes * 0.99
+    for path in found.paths.values():
+        assert path.error.max_rel < 2e-2
+        assert path.traffic.total >= found.minimum_bytes * 0.99
     assert found.paths["eager"].launches >= found.sheet.launches
+    pallas = [k for k in found.paths["pallas"].kernels if k.emitter == "mosaic_gpu"]
+    assert len(pallas) <= 2  # what the gradient saves, and the gradient
 
 
 @pytest.mark.parametrize(
     ("shape", "dtype", "card", "said"),
     [
-        ((64, 769), np.float16, "h200", "769"),
-        ((64, 16512), np.float16, "h200", "16512"),
+        ((64, 300_000), np.float16, "h200", "300000"),
+        ((64, 200_000), np.float32, "h200", "200000"),
         ((64, 1024), np.float16, "a100", "compute capability"),
     ],
 )
@@ -165,10 +165,10 @@ def test_document_follows_the_schema(rowsum):
 
 
 def test_a_refused_path_is_in_the_document(deviceless):
-    found = compare_op(OPS["softmax"](), (8, 31), np.float32, deviceless("h200"), names=("pallas",))
+    found = compare_op(OPS["softmax"](), (8, 31), np.float32, deviceless("a100"), names=("pallas",))
     document = comparison_json(found)
     assert document["paths"]["pallas"]["status"] == "unsupported"
-    assert "31" in document["paths"]["pallas"]["reason"]
+    assert "Hopper" in document["paths"]["pallas"]["reason"]
     assert document["verdict"] is None
 
 

@@ -61,5 +61,5 @@ def bias_gelu_rowsum(*, approximate: bool = True) -> Op:
         reference=reference,
         reference_gradient=reference_gradient,
         kernel=functools.partial(gelu_kernels.bias_gelu_rowsum, approximate=approximate),
-        kernel_refusal=gelu_kernels.unsupported,
+        kernel_refusal=functools.partial(gelu_kernels.unsupported, row_sums=True),
     )

@@ -3,7 +3,7 @@
 Nothing is saved by a forward pass before it: what the gradient needs of one is computed again.
 """
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -17,16 +17,14 @@ def cotangent(value: str) -> str:
 
 
 def gradient_program(
-    chain: Chain, name: str, boundaries_after: Sequence[str] = ()
+    program: Callable[..., tuple[Any, ...]], arguments: int
 ) -> Callable[..., tuple[Any, ...]]:
-    """The gradient as one function of the arguments, then the results' cotangents."""
-    forward = chain.program(name, boundaries_after)
+    """The gradient as one function of the program's `arguments`, then its results' cotangents."""
 
     def run(*values: Any) -> tuple[Any, ...]:
-        arguments, cotangents = values[: len(chain.arguments)], values[len(chain.arguments) :]
-        return jax.vjp(forward, *arguments)[1](tuple(cotangents))
+        return jax.vjp(program, *values[:arguments])[1](tuple(values[arguments:]))
 
-    run.__name__ = f"{name}_gradient"
+    run.__name__ = f"{program.__name__}_gradient"
     return run
 
 

@@ -15,7 +15,7 @@ import jax.numpy as jnp
 import numpy as np
 
 from fusejax.ops.op import Chain, Op, Stage
-from pallas_kernels import layer_norm
+from pallas_kernels import norms
 
 EPSILON = 1e-6
 
@@ -78,6 +78,6 @@ def residual_ln() -> Op:
         split_after=("add", "normalize"),
         reference=_reference,
         reference_gradient=_reference_gradient,
-        kernel=layer_norm.residual_layer_norm,
-        kernel_refusal=layer_norm.unsupported,
+        kernel=norms.residual_layer_norm,
+        kernel_refusal=norms.unsupported,
     )

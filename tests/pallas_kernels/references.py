@@ -5,6 +5,11 @@ import math
 import jax.numpy as jnp
 import numpy as np
 
+from fusejax.compile.platform import gpu_present
+
+# The same tests simulate the kernels where there is no card, and run them where there is one.
+INTERPRET = None if gpu_present() else True
+
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 
@@ -26,10 +31,58 @@ def gelu(z, approximate):
     return z * 0.5 * _erfc(-z / math.sqrt(2))
 
 
+def gelu_slope(z, approximate):
+    z = f64(z)
+    if approximate:
+        with np.errstate(over="ignore"):
+            inner = math.sqrt(8 / math.pi) * (z + 0.044715 * z**3)
+            below, above = 1 / (1 + np.exp(-inner)), 1 / (1 + np.exp(inner))
+        return below + z * below * above * math.sqrt(8 / math.pi) * (1 + 3 * 0.044715 * z * z)
+    return 0.5 * _erfc(-z / math.sqrt(2)) + z * np.exp(-z * z / 2) / math.sqrt(2 * math.pi)
+
+
+def silu(z):
+    z = f64(z)
+    with np.errstate(over="ignore"):
+        return z / (1 + np.exp(-z))
+
+
+def silu_slope(z):
+    z = f64(z)
+    with np.errstate(over="ignore"):
+        return (1 + z / (1 + np.exp(z))) / (1 + np.exp(-z))
+
+
 def softmax(x):
     x = f64(x)
     e = np.exp(x - x.max(-1, keepdims=True))
     return e / e.sum(-1, keepdims=True)
+
+
+def softmax_where(x, where):
+    """0 where excluded, also in rows of which nothing is left."""
+    x, where = np.where(where, f64(x), -np.inf), np.broadcast_to(where, x.shape)
+    maximum = np.where(where.any(-1, keepdims=True), x.max(-1, keepdims=True), 0.0)
+    e = np.where(where, np.exp(x - maximum), 0.0)
+    return e / np.where(where.any(-1, keepdims=True), e.sum(-1, keepdims=True), 1.0)
+
+
+def softmax_gradient(y, dy):
+    """Given the softmax; and the size of the terms whose difference it is."""
+    y, dy = f64(y), f64(dy)
+    total = (y * dy).sum(-1, keepdims=True)
+    return y * (dy - total), y * (np.abs(dy) + (y * np.abs(dy)).sum(-1, keepdims=True))
+
+
+def cross_entropy(logits, labels, dlosses):
+    """The losses and the gradient."""
+    x, rows = f64(logits), np.arange(len(labels))
+    p = softmax(x)
+    maximum = x.max(-1)
+    losses = np.log(np.exp(x - maximum[:, None]).sum(-1)) + maximum - x[rows, labels]
+    mine = np.zeros_like(p)
+    mine[rows, labels] = 1
+    return losses, (p - mine) * f64(dlosses)[:, None]
 
 
 def assert_close(got, want, *, ulps, floor=0.0):
@@ -44,3 +97,17 @@ def assert_close(got, want, *, ulps, floor=0.0):
     error = np.abs(f64(got) - want) / np.maximum(np.abs(want), max(floor, float(info.tiny)))
     worst = error.max() / float(info.eps)
     assert worst <= ulps, f"{worst:.4g} eps at {np.unravel_index(error.argmax(), error.shape)}"
+
+
+def assert_rounded(got, want, *, scale, slack=4e-7):
+    """Fails unless `got` is `want`, off by at most slack * scale, rounded once to its dtype.
+
+    `scale` is the size of the terms that `want` is made of: where they cancel, f32 keeps no more.
+    """
+    info = jnp.finfo(got.dtype)
+    assert got.shape == want.shape
+    assert np.isfinite(f64(got)).all()
+    spacing = np.maximum(np.abs(want), float(info.tiny)) * float(info.eps)
+    error = np.abs(f64(got) - want) / (0.5 * spacing + slack * np.abs(scale))
+    where = np.unravel_index(error.argmax(), error.shape)
+    assert error[where] <= 1.001, f"{error[where]:.4g} of one rounding at {where}"

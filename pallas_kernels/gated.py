@@ -1,0 +1,270 @@
+"""Gated activations, silu(gate) * up and gelu(gate) * up, and their gradients, one pass each.
+
+Unfused, the activation is written and read again: 2 read + 2 written + 4 read + 2 written = 10
+bytes per element at 16 bits, and 4 read + 2 written = 6 here. A gradient reads gate, up and dy and
+writes both gradients, 6 read + 4 written = 10 bytes; nothing but the arguments is saved for it.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import math
+from collections.abc import Callable
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax.experimental import pallas as pl
+
+from pallas_kernels import gelu_math
+from pallas_kernels.batching import over_rows
+from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
+from pallas_kernels.rows import Result, run_rows
+from pallas_kernels.tuned import Tuning
+
+
+def plan(
+    rows: int, width: int, dtype: Any, *, op: str = "swiglu", tuning: Tuning | None = None
+) -> Plan:
+    """The launch of `swiglu` or `geglu` on [rows, width] of `dtype`."""
+    return plan_rows(rows, width, dtype, streams=2, held=2, op=op, reduces=False, tuning=tuning)
+
+
+def plan_backward(
+    rows: int, width: int, dtype: Any, *, op: str = "swiglu", tuning: Tuning | None = None
+) -> Plan:
+    """The launch of the gradient of `swiglu` or `geglu`."""
+    op = f"{op}_backward"
+    return plan_rows(rows, width, dtype, streams=3, held=3, op=op, reduces=False, tuning=tuning)
+
+
+def expected_bytes(rows: int, width: int, dtype: Any) -> int:
+    """The bytes that the kernel must move: gate and up read, y written."""
+    return 3 * rows * width * jnp.dtype(dtype).itemsize
+
+
+def expected_bytes_backward(rows: int, width: int, dtype: Any) -> int:
+    """The same of the gradient: gate, up and dy read, dgate and dup written."""
+    return 5 * rows * width * jnp.dtype(dtype).itemsize
+
+
+def unsupported(gate: Any, up: Any) -> str | None:
+    """Why the kernels refuse these arguments, as one sentence, or None.
+
+    Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
+    """
+    if reason := unsupported_rows(gate, 2, reduces=False):
+        return reason
+    if tuple(gate.shape) != tuple(up.shape) or gate.dtype != up.dtype:
+        return (
+            f"gate and up must be alike, not {tuple(gate.shape)} {gate.dtype} and "
+            f"{tuple(up.shape)} {up.dtype}."
+        )
+    return None
+
+
+def swiglu(gate: jax.Array, up: jax.Array, *, interpret: Any = None) -> jax.Array:
+    """silu(gate) * up, computed in f32 and rounded once; differentiable in reverse.
+
+    The same as `(jax.nn.silu(gate.astype(f32)) * up.astype(f32)).astype(gate.dtype)`.
+
+    Args:
+      gate: [..., width], float16, bfloat16 or float32.
+      up: the shape and dtype of gate.
+      interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
+
+    Returns:
+      y, with the shape and dtype of gate.
+
+    Raises:
+      ValueError: with the sentence of `unsupported`.
+    """
+    return _run(_Options("silu", interpret), gate, up)
+
+
+def geglu(
+    gate: jax.Array, up: jax.Array, *, approximate: bool = True, interpret: Any = None
+) -> jax.Array:
+    """gelu(gate) * up, computed in f32 and rounded once; differentiable in reverse.
+
+    The same as `(jax.nn.gelu(gate.astype(f32), approximate) * up.astype(f32)).astype(gate.dtype)`,
+    and accurate relative to the result in the negative tail, where that one is not.
+
+    Args:
+      gate: [..., width], float16, bfloat16 or float32.
+      up: the shape and dtype of gate.
+      approximate: the tanh form; False is the erf form.
+      interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
+
+    Returns:
+      y, with the shape and dtype of gate.
+
+    Raises:
+      ValueError: with the sentence of `unsupported`.
+    """
+    return _run(_Options(_gelu(approximate), interpret), gate, up)
+
+
+@dataclasses.dataclass(frozen=True)
+class _Activation:
+    op: str
+    value: Callable[[jax.Array], jax.Array]
+    value_and_slope: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    flops: int  # of the value, roughly
+
+
+_ACTIVATIONS = {
+    "silu": _Activation("swiglu", gelu_math.silu, gelu_math.silu_and_slope, 6),
+    "gelu_tanh": _Activation("geglu", gelu_math.gelu_tanh, gelu_math.gelu_tanh_and_slope, 8),
+    "gelu_erf": _Activation("geglu", gelu_math.gelu_erf, gelu_math.gelu_erf_and_slope, 20),
+}
+
+
+def _gelu(approximate: bool) -> str:
+    return "gelu_tanh" if approximate else "gelu_erf"
+
+
+@dataclasses.dataclass(frozen=True)
+class _Options:
+    activation: str
+    interpret: Any
+
+
+def _run(options: _Options, gate: jax.Array, up: jax.Array) -> jax.Array:
+    if reason := unsupported(gate, up):
+        raise ValueError(reason)
+    if gate.size == 0:
+        return jnp.zeros_like(gate)
+    rows = (math.prod(gate.shape[:-1]), gate.shape[-1])
+    return _gated(options, gate.reshape(rows), up.reshape(rows)).reshape(gate.shape)
+
+
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _gated(options, gate, up):
+    def launch(arrays, _):
+        gate, up = arrays
+        return _launch(options.activation, gate, up, options.interpret, None), ()
+
+    return over_rows(launch, (gate, up), (), sums=False)[0]
+
+
+def _gated_forward(options, gate, up):
+    return _gated(options, gate, up), (gate, up)
+
+
+def _gated_backward(options, saved, dy):
+    def launch(arrays, _):
+        gate, up, dy = arrays
+        return _launch_backward(options.activation, gate, up, dy, options.interpret, None), ()
+
+    return over_rows(launch, (*saved, dy), (), sums=False)[0]
+
+
+_gated.defvjp(_gated_forward, _gated_backward)
+
+
+def swiglu_kernel(
+    gate: jax.Array, up: jax.Array, *, interpret: Any = None, tuning: Tuning | None = None
+) -> jax.Array:
+    """The launch behind `swiglu`, on [rows, width] arrays."""
+    return _launch("silu", gate, up, interpret, tuning)
+
+
+def geglu_kernel(
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> jax.Array:
+    """The launch behind `geglu`, on [rows, width] arrays."""
+    return _launch(_gelu(approximate), gate, up, interpret, tuning)
+
+
+def _launch(name: str, gate, up, interpret: Any, tuning: Tuning | None) -> jax.Array:
+    activation = _ACTIVATIONS[name]
+    rows, width = gate.shape
+
+    def transform(blocks, parameters, row_inputs, row):
+        del parameters, row_inputs, row
+        gate, up = (block.astype(jnp.float32) for block in blocks)
+        return Result((activation.value(gate) * up,))
+
+    found = run_rows(
+        transform,
+        plan(rows, width, gate.dtype, op=activation.op, tuning=tuning),
+        [gate, up],
+        name=activation.op,
+        cost=pl.CostEstimate(
+            flops=(activation.flops + 1) * gate.size,
+            transcendentals=2 * gate.size,
+            bytes_accessed=expected_bytes(rows, width, gate.dtype),
+        ),
+        interpret=interpret,
+    )
+    return found.outputs[0]
+
+
+def swiglu_backward_kernel(
+    gate: jax.Array,
+    up: jax.Array,
+    dy: jax.Array,
+    *,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The launch behind the gradient of `swiglu`, on three alike [rows, width] arrays.
+
+    s = sigmoid(gate)
+    dgate = dy * up * s * (1 + gate * (1 - s))
+    dup = dy * gate * s
+    """
+    return _launch_backward("silu", gate, up, dy, interpret, tuning)
+
+
+def geglu_backward_kernel(
+    gate: jax.Array,
+    up: jax.Array,
+    dy: jax.Array,
+    *,
+    approximate: bool = True,
+    interpret: Any = None,
+    tuning: Tuning | None = None,
+) -> tuple[jax.Array, jax.Array]:
+    """The launch behind the gradient of `geglu`, on three alike [rows, width] arrays.
+
+    dgate = dy * up * gelu'(gate)
+    dup = dy * gelu(gate)
+    """
+    return _launch_backward(_gelu(approximate), gate, up, dy, interpret, tuning)
+
+
+def _launch_backward(
+    name: str, gate, up, dy, interpret: Any, tuning: Tuning | None
+) -> tuple[jax.Array, jax.Array]:
+    activation = _ACTIVATIONS[name]
+    rows, width = gate.shape
+
+    def transform(blocks, parameters, row_inputs, row):
+        del parameters, row_inputs, row
+        gate, up, dy = (block.astype(jnp.float32) for block in blocks)
+        value, slope = activation.value_and_slope(gate)
+        return Result((dy * up * slope, dy * value))
+
+    found = run_rows(
+        transform,
+        plan_backward(rows, width, gate.dtype, op=activation.op, tuning=tuning),
+        [gate, up, dy],
+        name=f"{activation.op}_backward",
+        outputs=2,
+        cost=pl.CostEstimate(
+            flops=(activation.flops + 8) * gate.size,
+            transcendentals=2 * gate.size,
+            bytes_accessed=expected_bytes_backward(rows, width, gate.dtype),
+        ),
+        interpret=interpret,
+    )
+    dgate, dup = found.outputs
+    return dgate, dup

@@ -1,0 +1,79 @@
+"""The fastest plans that were measured, from a file that ships with the package.
+
+`tuned.json` has, for each card, operation and size of element, choices by width; `scripts/tune.py`
+measures them on a card and writes the file. Cards, operations and sizes that are not in it get
+`plan.default_tuning`.
+"""
+
+from __future__ import annotations
+
+import dataclasses
+import functools
+import json
+import pathlib
+
+import jax
+
+FILE = pathlib.Path(__file__).with_name("tuned.json")
+# What a process without a GPU compiles for, unless it says otherwise.
+USUAL_CARD = "NVIDIA H200"
+
+
+@dataclasses.dataclass(frozen=True)
+class Tuning:
+    """What was measured to be fastest for rows of at most `width` elements.
+
+    A wish: a plan deviates from it where shared memory or the row's length ask for it.
+
+    Attributes:
+      width: the longest row that it is for.
+      rows_per_block: above 1 asks for a row per warp.
+      warpgroups: of a CTA.
+      ctas_per_sm: CTAs that share a multiprocessor.
+      stages: slots of the ring.
+      parts: above 1 asks for rows that are cut among the CTAs of a cluster.
+    """
+
+    width: int
+    rows_per_block: int
+    warpgroups: int
+    ctas_per_sm: int
+    stages: int
+    parts: int = 1
+
+
+def lookup(op: str, width: int, itemsize: int, card: str | None = None) -> Tuning | None:
+    """The measured choice for rows of `width`, or None.
+
+    Args:
+      op: the kernel.
+      width: elements per row.
+      itemsize: bytes of an element.
+      card: the device kind, as JAX names it; by default that of this process.
+    """
+    choices = _file().get(card or _card(), {}).get(op, {}).get(str(8 * itemsize), ())
+    return next((choice for choice in choices if width <= choice.width), None)
+
+
+@functools.cache
+def _card() -> str:
+    if jax.default_backend() == "gpu":
+        return jax.devices()[0].device_kind
+    return USUAL_CARD
+
+
+@functools.cache
+def _file() -> dict[str, dict[str, dict[str, tuple[Tuning, ...]]]]:
+    names = {field.name for field in dataclasses.fields(Tuning)}
+
+    def choices(entries: list[dict[str, int]]) -> tuple[Tuning, ...]:
+        found = (Tuning(**{k: v for k, v in e.items() if k in names}) for e in entries)
+        return tuple(sorted(found, key=lambda choice: choice.width))
+
+    return {
+        card: {
+            op: {bits: choices(entries) for bits, entries in by_size.items()}
+            for op, by_size in ops.items()
+        }
+        for card, ops in json.loads(FILE.read_text())["cards"].items()
+    }
