@@ -16,6 +16,7 @@ import dataclasses
 import os
 import pathlib
 import pickle
+import subprocess
 import sys
 import tempfile
 import time
@@ -43,6 +44,7 @@ _TIMEOUT_S = flags.DEFINE_integer(
 _COUNT = flags.DEFINE_string(
     "count", None, "Run the suite once, to be counted, and tell its kernels in this file. For ncu."
 )
+_COMPILE = flags.DEFINE_bool("compile", False, "Only compile the suite, into JAX's cache.")
 
 _MARKER = "wrapped_negate"
 # For the function that is running when the time is up, and for ncu's report.
@@ -139,6 +141,9 @@ def main() -> int:
 
     targets.resolve("device")
     functions = _chosen()
+    if _COMPILE.value:
+        compile_all(functions)
+        return 0
     if _COUNT.value:
         _run_suite(pathlib.Path(_COUNT.value), functions)
         return 0
@@ -150,7 +155,7 @@ def main() -> int:
     from fusejax.report.progress import progress
 
     with progress(Console(stderr=True)) as tell:
-        tell(f"compiling {len(functions)} functions under ncu")
+        tell(f"compiling {len(functions)} functions")
         runs, launches = _counted(tell)
     rows = byte_check.rows(runs, launches, _MARKER)
     failures = {run.function: run.failure for run in runs if run.failure is not None}
@@ -171,13 +176,26 @@ def _counted(tell: Callable[[str], None]) -> tuple[Sequence[Any], Sequence[Any]]
 
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
         told = pathlib.Path(folder, "runs")
-        command = [sys.executable, __file__, "--count", str(told)]
-        command += ["--timeout_s", str(_TIMEOUT_S.value)]
+        command = [sys.executable, __file__, "--timeout_s", str(_TIMEOUT_S.value)]
         if _ONLY.value is not None:
             command += ["--only", _ONLY.value]
+        # Compiling includes measuring many small kernels, which takes minutes under ncu: it is
+        # done before, into a cache.
+        cached = {
+            **os.environ,
+            "JAX_COMPILATION_CACHE_DIR": str(pathlib.Path(folder, "cache")),
+            "JAX_PERSISTENT_CACHE_MIN_COMPILE_TIME_SECS": "0",
+            "JAX_PERSISTENT_CACHE_MIN_ENTRY_SIZE_BYTES": "0",
+        }
+        subprocess.run([*command, "--compile"], env=cached, capture_output=True, check=False)
+        tell("starting ncu")
         try:
             launches = counters.run_under_ncu(
-                command, bytes_only=True, timeout_s=_TIMEOUT_S.value + _GRACE_S, tell=tell
+                [*command, "--count", str(told)],
+                bytes_only=True,
+                timeout_s=_TIMEOUT_S.value + _GRACE_S,
+                environment=cached,
+                tell=tell,
             )
         except UsageError as error:
             raise UsageError(f"{error}{_blame(told)}") from error
@@ -200,7 +218,7 @@ def _run_suite(told: pathlib.Path, functions: Suite) -> None:
     import jax.numpy as jnp
 
     from fusejax.hlo.analyse import analyse
-    from fusejax.measure import counters, timing
+    from fusejax.measure import counters
     from fusejax.measure.byte_check import Run
     from fusejax.program import Program
 
@@ -220,7 +238,7 @@ def _run_suite(told: pathlib.Path, functions: Suite) -> None:
         return Run(name, kernels, failure, is_begun=True)
 
     runs = {name: Run(name, failure=_UNTOLD) for name in functions}
-    all_compiled = compile_all(functions, timing.GRAPHS_OFF)
+    all_compiled = compile_all(functions)
     for number, name in enumerate(functions, 1):
         told.write_bytes(pickle.dumps(tuple(runs.values())))
         print(f"counting {name} ({number} of {len(functions)})", flush=True)
@@ -233,17 +251,19 @@ def _run_suite(told: pathlib.Path, functions: Suite) -> None:
     told.write_bytes(pickle.dumps(tuple(runs.values())))
 
 
-def compile_all(functions: Suite, options: Mapping[str, Any]) -> dict[str, Any]:
+def compile_all(functions: Suite) -> dict[str, Any]:
     """The compiled functions, by name; `Failed` in the place of one that cannot be compiled.
 
     XLA compiles without holding Python's lock, so several are compiled at a time.
     """
     import jax
 
+    from fusejax.measure import timing
+
     def compiled(lowered: Any) -> Any:
         if isinstance(lowered, Failed):
             return lowered
-        return attempt(lambda: lowered.compile(compiler_options=dict(options)))
+        return attempt(lambda: lowered.compile(compiler_options=dict(timing.GRAPHS_OFF)))
 
     with concurrent.futures.ThreadPoolExecutor(min(_MOST_COMPILES, os.cpu_count() or 1)) as pool:
         pending = {

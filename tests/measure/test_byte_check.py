@@ -133,7 +133,7 @@ def test_a_run_that_fails_where_it_is_counted(script, tmp_path, monkeypatch):
 
         __call__ = staticmethod(fail_the_second_time)
 
-    monkeypatch.setattr(script, "compile_all", lambda functions, options: {"f": Compiled()})
+    monkeypatch.setattr(script, "compile_all", lambda functions: {"f": Compiled()})
     script._run_suite(tmp_path / "told", {"f": (jnp.sin, X)})
     (run,) = pickle.loads((tmp_path / "told").read_bytes())
     assert (run.failure, run.is_begun) == ("MemoryError: out of memory", True)
