@@ -339,9 +339,11 @@ def _columns(width: int, parts: Sequence[int], wish: int, itemsize: int) -> Colu
 
     def cost(c: Columns) -> float:
         work = c.parts * c.warpgroups * c.span * (1 + 0.5 * WARP / c.piece)
-        deviation = max(c.warpgroups / wish, wish / c.warpgroups) - 1
-        part = width / c.parts / PART
-        uneven = max(part, 1 / part) - 1 if len(parts) > 1 else 0
+        # The wish is for a whole row, or for a part of about PART columns.
+        part = width / c.parts / PART if len(parts) > 1 else 1.0
+        wished = max(1.0, wish * part)
+        deviation = max(c.warpgroups / wished, wished / c.warpgroups) - 1
+        uneven = max(part, 1 / part) - 1
         return work * (1 + 0.25 * deviation + 0.1 * uneven)
 
     longest = WARP if width * itemsize % COPY_BYTES else WARP * COPY_BYTES // itemsize

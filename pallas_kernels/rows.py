@@ -25,11 +25,11 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import exchange
 from pallas_kernels.copies import Copies, arrivals, row_view, slot_shape
-from pallas_kernels.plan import LANES, WARP, WARPS, Cut, Plan
+from pallas_kernels.plan import LANES, REGISTERS_PER_SM, WARP, WARPS, Cut, Plan
 
-# Elements that a lane keeps across rows (parameters, sums along columns); beyond, parameters are
-# read again for each row.
-MOST_KEPT = 96
+# Registers that a thread needs besides those that it keeps from row to row.
+REGISTERS_TO_WORK = 40
+MOST_REGISTERS = 255
 
 
 class Result(NamedTuple):
@@ -122,9 +122,12 @@ def run_rows(
     rows, dtype = p.rows, streams[0].dtype
     walkers = p.ctas // p.parts  # CTAs, or clusters of them, that share the blocks
     block_shape, layout, row_axis = _block(p)
-    held = len(parameters) + 2 * column_sums + (len(streams) if plan.cut is Cut.LANE else 0)
     stored_rows = p.blocks * p.rows_per_block if p.cut is Cut.LANE else rows
-    reload = p.elements_per_lane * held > MOST_KEPT
+    # Parameters stay in registers from row to row where there is room for them beside the sums
+    # along columns; else they are read again for each row.
+    registers = min(MOST_REGISTERS, REGISTERS_PER_SM // (LANES * p.warpgroups)) - REGISTERS_TO_WORK
+    held = len(parameters) + 2 * column_sums + (len(streams) if p.cut is Cut.LANE else 0)
+    reload = p.elements_per_lane * held > registers
 
     def kernel(*refs):
         queue = list(refs)

@@ -139,7 +139,7 @@ def main() -> int:
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     from fusejax.compile import targets
 
-    targets.resolve("device")
+    targets.usable_device()
     functions = _chosen()
     if _COMPILE.value:
         compile_all(functions)

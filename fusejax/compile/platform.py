@@ -42,9 +42,9 @@ def prepare_process() -> None:
     Raises:
       UsageError: JAX_PLATFORMS asks for what this machine does not have.
     """
-    # The Pallas simulation runs every warpgroup of a CTA on a thread of XLA's CPU pool, and they
-    # wait for one another: a pool of fewer threads than warpgroups would hang for ever.
-    os.environ.setdefault("NPROC", "32")
+    # The Pallas simulation runs every warpgroup of a cluster (8 CTAs of 8 at most) on a thread of
+    # XLA's CPU pool, and they wait for one another: with fewer threads they would hang for ever.
+    os.environ.setdefault("NPROC", "80")
     if gpu_present():
         return
     asked = os.environ.get("JAX_PLATFORMS", "")

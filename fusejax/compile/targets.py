@@ -186,6 +186,20 @@ def device() -> Target:
     )
 
 
+def usable_device() -> Target:
+    """The first GPU of this machine, for a script that works on nothing else.
+
+    Raises:
+      UsageError: there is none, or JAX cannot use it; without a word of --target.
+    """
+    if not (platform.gpu_present() and platform.cuda_backend_works()):
+        raise UsageError(
+            "needs a GPU that JAX can use: run it where there is one, with JAX's CUDA plugin "
+            "(pip install 'fusejax[cuda]') and JAX_PLATFORMS unset"
+        )
+    return device()
+
+
 def _integer(description: str, field: str) -> int | None:
     found = re.search(rf"(?<!\w){field}:\s*(-?\d+)(?![\w.])", description)
     return int(found[1]) if found else None

@@ -12,6 +12,8 @@ import pallas_kernels.gelu as kernels
 from pallas_kernels.gelu import bias_gelu, bias_gelu_rowsum
 from pallas_kernels.plan import Cut
 
+pytestmark = pytest.mark.thorough
+
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 # Width, rows, dtype, dtype of the bias, approximate, how the rows are cut.

@@ -10,6 +10,8 @@ from pallas_kernels import cross_entropy as module
 from pallas_kernels.plan import Cut
 from pallas_kernels.tuned import Tuning
 
+pytestmark = pytest.mark.thorough
+
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 
 # A row per lane; in a CTA, as ranges of the flat array; in a CTA; over warpgroups.

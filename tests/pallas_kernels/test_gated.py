@@ -12,6 +12,8 @@ from pallas_kernels import gated
 from pallas_kernels.gated import geglu, swiglu
 from pallas_kernels.plan import Cut
 
+pytestmark = pytest.mark.thorough
+
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 geglu_erf = functools.partial(geglu, approximate=False)
 # The function, the activation and its slope in float64.

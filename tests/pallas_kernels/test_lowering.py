@@ -7,6 +7,8 @@ import pytest
 from pallas_kernels import catalogue
 from pallas_kernels.plan import unsupported_rows
 
+pytestmark = pytest.mark.thorough
+
 LAUNCHES = catalogue.launches()
 # A row per lane, the flat array with and without shifts, a row per warp, warpgroups, clusters.
 WIDTHS = [1, 7, 100, 256, 1000, 2049, 8192, 32768]

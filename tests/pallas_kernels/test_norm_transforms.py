@@ -25,6 +25,8 @@ from references import INTERPRET, f64
 
 import pallas_kernels.norms as pk
 
+pytestmark = pytest.mark.thorough
+
 
 @pytest.mark.parametrize("name", ["residual_layer_norm", "rms_norm"])
 def test_without_derivatives_the_values_are_the_same_and_less_is_written(name):

@@ -18,6 +18,8 @@ from pallas_kernels import row_softmax
 from pallas_kernels.plan import Cut
 from pallas_kernels.tuned import Tuning
 
+pytestmark = pytest.mark.thorough
+
 BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
 KINDS = ["plain", "where"]
 

@@ -1,0 +1,45 @@
+"""Turns of processes that share a card: one measures while the others compile."""
+
+import contextlib
+import fcntl
+import os
+import pathlib
+import tempfile
+from collections.abc import Iterator
+
+
+@contextlib.contextmanager
+def card_turn() -> Iterator[None]:
+    """This process alone among those of this machine that measure, whatever their cards are.
+
+    It waits as long as another measures. Not to be entered twice by the same thread.
+    """
+    with turn(pathlib.Path(tempfile.gettempdir(), "fusejax-card.lock")):
+        yield
+
+
+@contextlib.contextmanager
+def turn(lock: pathlib.Path) -> Iterator[None]:
+    """One process, and one of its threads, at a time.
+
+    Args:
+      lock: a file that is made where there is none. Whoever has the turn may remove it.
+    """
+    while True:
+        try:
+            held = lock.open("w")
+        except PermissionError:  # another user's
+            held = lock.open()
+        with held:
+            fcntl.flock(held, fcntl.LOCK_EX)
+            if _is_at(held.fileno(), lock):
+                yield
+                return
+
+
+def _is_at(descriptor: int, file: pathlib.Path) -> bool:
+    """Whether the open file is still the one of that name: it may be removed while one waits."""
+    try:
+        return os.path.samestat(os.fstat(descriptor), file.stat())
+    except FileNotFoundError:
+        return False
