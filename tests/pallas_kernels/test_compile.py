@@ -53,6 +53,17 @@ def test_no_spills_and_the_planned_launch(op, width, deviceless):
 
 
 @pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
+@pytest.mark.parametrize(
+    ("op", "width"),
+    [("cross_entropy", 7), ("bias_gelu", 256), ("softmax", 769), ("layer_norm_backward", 65536)],
+)
+def test_compiles_for_blackwell(op, width, deviceless):
+    _, found = compiled(op, width, deviceless("b200"))
+    assert found.spill_bytes == 0
+    assert found.registers > 0
+
+
+@pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
 def test_a_plan_that_asks_too_much_of_a_thread_spills(deviceless, monkeypatch):
     """So that the check above can fail."""
     wish = Tuning(16384, rows_per_block=1, warpgroups=1, ctas_per_sm=1, stages=1)
