@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
+from pallas_kernels.arguments import vary, varying
 from pallas_kernels.plan import COPY_BYTES, MAX_ELEMENTS, NARROW
 
 
@@ -55,8 +56,8 @@ def over_rows(
             found = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
         elif one_shared and not sums and fits:
             merged = jax.tree.map(lambda a: a.reshape(size * rows, *a.shape[2:]), per_row)
-            found, _ = call(merged, shared)
-            found = jax.tree.map(lambda a: a.reshape(size, rows, *a.shape[1:]), found), ()
+            found, no_sums = call(merged, shared)
+            found = jax.tree.map(lambda a: a.reshape(size, rows, *a.shape[1:]), found), no_sums
         elif all(_aligned(leaf) for leaf in leaves if leaf.ndim > 2):
             found = jax.vmap(launch, in_axes=axes)(per_row, shared)
         else:
@@ -65,7 +66,10 @@ def over_rows(
         return found, jax.tree.map(lambda _: True, found)
 
     call.def_vmap(rule)
-    return call(per_row, shared)
+    # Neither a kernel nor a call with such a rule tells over which mesh axes its results differ:
+    # over those of its arguments.
+    axes = frozenset().union(*map(varying, jax.tree.leaves((per_row, shared))))
+    return jax.tree.map(lambda array: vary(array, axes), call(per_row, shared))
 
 
 def _aligned(array: jax.Array) -> bool:

@@ -30,6 +30,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith
 
 from pallas_kernels.plan import COPY_BYTES, EDGE, LANES, MOST_COPIED, WARP, WARPS, Cut, Plan
+from pallas_kernels.registers import store
 
 
 def row_view(p: Plan, rows: int) -> tuple[int, ...]:
@@ -235,10 +236,7 @@ def _store_edge(source: Any, target: Any, *, simulated: bool) -> None:
         vector_dim=-1,
     )
     values = plgpu.load(source, layout=layout, optimized=False)
-    if hasattr(plgpu, "store"):
-        plgpu.store(target, values, optimized=False)
-    else:
-        target[...] = values
+    store(target, values)
 
 
 def _copy_out_up_to_end(source: Any, out: Any, first: Any, size: int) -> None:

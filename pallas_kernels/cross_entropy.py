@@ -15,6 +15,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import arrays
 from pallas_kernels.batching import over_rows
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.row_softmax import LOG2E
@@ -105,6 +106,7 @@ def softmax_cross_entropy(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
+    logits, labels = arrays(logits=logits, labels=labels)
     if reason := unsupported(logits, labels):
         raise ValueError(reason)
     if logits.size == 0:  # where there are rows, no label is one of their columns

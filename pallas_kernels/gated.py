@@ -18,6 +18,7 @@ import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
 from pallas_kernels import gelu_math
+from pallas_kernels.arguments import arrays, flag
 from pallas_kernels.batching import over_rows
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.rows import Result, run_rows
@@ -103,7 +104,7 @@ def geglu(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(_Options(_gelu(approximate), interpret), gate, up)
+    return _run(_Options(_gelu(flag("approximate", approximate)), interpret), gate, up)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -132,6 +133,7 @@ class _Options:
 
 
 def _run(options: _Options, gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = arrays(gate=gate, up=up)
     if reason := unsupported(gate, up):
         raise ValueError(reason)
     if gate.size == 0:

@@ -19,6 +19,7 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import arrays, flag
 from pallas_kernels.batching import over_rows
 from pallas_kernels.gelu_math import (
     gelu_erf,
@@ -118,11 +119,13 @@ def bias_gelu(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
+    x, bias = arrays(x=x, bias=bias)
+    options = _Options(flag("approximate", approximate), interpret)
     if reason := unsupported(x, bias):
         raise ValueError(reason)
     if x.size == 0:
         return jnp.zeros_like(x)
-    return _bias_gelu(_Options(approximate, interpret), _rows_of(x), bias).reshape(x.shape)
+    return _bias_gelu(options, _rows_of(x), bias).reshape(x.shape)
 
 
 def bias_gelu_rowsum(
@@ -142,11 +145,13 @@ def bias_gelu_rowsum(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
+    x, bias = arrays(x=x, bias=bias)
+    options = _Options(flag("approximate", approximate), interpret)
     if reason := unsupported(x, bias, row_sums=True):
         raise ValueError(reason)
     if x.size == 0:
         return jnp.zeros_like(x), jnp.zeros(x.shape[:-1], jnp.float32)
-    y, sums = _bias_gelu_rowsum(_Options(approximate, interpret), _rows_of(x), bias)
+    y, sums = _bias_gelu_rowsum(options, _rows_of(x), bias)
     return y.reshape(x.shape), sums.reshape(x.shape[:-1])
 
 

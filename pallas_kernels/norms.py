@@ -26,6 +26,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
+from pallas_kernels.arguments import arrays, number
 from pallas_kernels.batching import over_rows
 from pallas_kernels.norm_kernels import Backward, Forward, Norm, backward_kernel, forward_kernel
 from pallas_kernels.plan import unsupported_parameter, unsupported_rows
@@ -90,7 +91,9 @@ def layer_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(Norm(True, epsilon=float(epsilon)), x, None, scale, bias, interpret)[0]
+    return _run(
+        Norm(True, epsilon=number("epsilon", epsilon, least=0)), x, None, scale, bias, interpret
+    )[0]
 
 
 def rms_norm(
@@ -117,7 +120,11 @@ def rms_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    norm = Norm(False, epsilon=float(epsilon), scale_offset=float(scale_offset))
+    norm = Norm(
+        False,
+        epsilon=number("epsilon", epsilon, least=0),
+        scale_offset=number("scale_offset", scale_offset),
+    )
     return _run(norm, x, None, scale, None, interpret)[0]
 
 
@@ -146,7 +153,7 @@ def residual_layer_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    norm = Norm(True, residual=True, epsilon=float(epsilon))
+    norm = Norm(True, residual=True, epsilon=number("epsilon", epsilon, least=0))
     return _run(norm, x, residual, scale, bias, interpret)[0]
 
 
@@ -175,7 +182,12 @@ def residual_rms_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    norm = Norm(False, residual=True, epsilon=float(epsilon), scale_offset=float(scale_offset))
+    norm = Norm(
+        False,
+        residual=True,
+        epsilon=number("epsilon", epsilon, least=0),
+        scale_offset=number("scale_offset", scale_offset),
+    )
     return _run(norm, x, residual, scale, None, interpret)[0]
 
 
@@ -204,7 +216,7 @@ def prenorm_layer_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    norm = Norm(True, residual=True, returns_sum=True, epsilon=float(epsilon))
+    norm = Norm(True, residual=True, returns_sum=True, epsilon=number("epsilon", epsilon, least=0))
     return _run(norm, x, residual, scale, bias, interpret)
 
 
@@ -237,14 +249,19 @@ def prenorm_rms_norm(
         False,
         residual=True,
         returns_sum=True,
-        epsilon=float(epsilon),
-        scale_offset=float(scale_offset),
+        epsilon=number("epsilon", epsilon, least=0),
+        scale_offset=number("scale_offset", scale_offset),
     )
     return _run(norm, x, residual, scale, None, interpret)
 
 
 def _run(norm: Norm, x, residual, scale, bias, interpret: Any) -> Any:
     """(y, h), where h is None unless the norm returns it."""
+    parameters = {"scale": scale, "bias": bias}
+    if norm.residual:
+        x, residual, scale, bias = arrays(x=x, residual=residual, optional=parameters)
+    else:
+        x, scale, bias = arrays(x=x, optional=parameters)
     if reason := unsupported(x, residual, scale, bias, returns_sum=norm.returns_sum):
         raise ValueError(reason)
     if x.size == 0:

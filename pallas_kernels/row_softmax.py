@@ -16,6 +16,7 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
+from pallas_kernels.arguments import arrays
 from pallas_kernels.batching import over_rows
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.rows import Result, run_rows
@@ -101,6 +102,7 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, interpret: Any = No
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
+    x, where = arrays(x=x, optional={"where": where})
     if reason := unsupported(x, where):
         raise ValueError(reason)
     if x.size == 0:

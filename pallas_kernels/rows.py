@@ -25,7 +25,8 @@ from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import exchange
 from pallas_kernels.copies import Copies, arrivals, row_view, slot_shape
-from pallas_kernels.plan import LANES, REGISTERS_PER_SM, WARP, WARPS, Cut, Plan
+from pallas_kernels.plan import LANES, REGISTERS_PER_SM, Cut, Plan
+from pallas_kernels.registers import Registers, column_sum, parameter_view, sums_shape
 
 # Registers that a thread needs besides those that it keeps from row to row.
 REGISTERS_TO_WORK = 40
@@ -114,20 +115,26 @@ def run_rows(
         the same order.
       cost: what the kernel costs, for XLA's scheduler.
       interpret: None compiles; True or `plgpu.InterpretGPUParams()` simulates on the CPU.
+
+    Raises:
+      ValueError: `interpret` is something else.
     """
     if interpret is True:
         interpret = plgpu.InterpretGPUParams()
+    if interpret and not isinstance(interpret, plgpu.InterpretGPUParams):
+        raise ValueError(
+            f"interpret must be None, True or plgpu.InterpretGPUParams(), not {interpret!r}."
+        )
     simulated = bool(interpret)
     p = plan
     rows, dtype = p.rows, streams[0].dtype
     walkers = p.ctas // p.parts  # CTAs, or clusters of them, that share the blocks
-    block_shape, layout, row_axis = _block(p)
     stored_rows = p.blocks * p.rows_per_block if p.cut is Cut.LANE else rows
     # Parameters stay in registers from row to row where there is room for them beside the sums
     # along columns; else they are read again for each row.
-    registers = min(MOST_REGISTERS, REGISTERS_PER_SM // (LANES * p.warpgroups)) - REGISTERS_TO_WORK
+    room = min(MOST_REGISTERS, REGISTERS_PER_SM // (LANES * p.warpgroups)) - REGISTERS_TO_WORK
     held = len(parameters) + 2 * column_sums + (len(streams) if p.cut is Cut.LANE else 0)
-    reload = p.elements_per_lane * held > registers
+    reload = p.elements_per_lane * held > room
 
     def kernel(*refs):
         queue = list(refs)
@@ -150,7 +157,7 @@ def run_rows(
             walker, part = lax.div(cta, jnp.int32(p.parts)), _rem(cta, p.parts)
         count = (p.blocks - 1 - walker) // walkers + 1
         copies = Copies(p, part, group, simulated)
-        first_column = (part * p.warpgroups + group) * p.span
+        registers = Registers(p, part, group, simulated=simulated)
 
         def nominal_start(k):
             return (walker + k * walkers) * p.rows_per_block
@@ -168,110 +175,24 @@ def run_rows(
         def arrival(k):
             return full.at[_rem(k, p.stages) * p.warpgroups + group]
 
-        def load(ref):
-            if p.width == 1:  # layouts have no axis of one: a second column is padding
-                return spread(plgpu.load(ref, layout=layout.reduce(1), optimized=False))
-            # The simulation cannot reshape references.
-            if simulated:
-                return ref[...].reshape(block_shape)
-            if ref.shape != block_shape:
-                ref = ref.reshape(block_shape)
-            return plgpu.load(ref, layout=layout, optimized=False)
-
-        def save(ref, block):
-            if p.width == 1:
-                first = jnp.where(iota(1) == 0, block.astype(jnp.float32), jnp.float32(0))
-                _store(ref, jnp.sum(first, axis=1).astype(dtype))
-            elif simulated:
-                ref[...] = block.reshape(ref.shape)
-            else:
-                if ref.shape != block_shape:
-                    ref = ref.reshape(block_shape)
-                _store(ref, plgpu.layout_cast(block, layout))
-
-        def parameter(ref):
-            if p.cut is not Cut.CTA:  # every warp or lane has whole rows: the same in each
-                row = plgpu.load(ref, layout=layout.reduce(row_axis), optimized=False)
-                axes = tuple(axis for axis in range(len(block_shape)) if axis != row_axis)
-                return lax.broadcast_in_dim(row, block_shape, axes)
-            mine = pl.ds(group * p.groups, p.groups)
-            return plgpu.load(ref.at[part, mine], layout=layout, optimized=False)
-
-        def row_input(ref, k):
-            if p.cut is Cut.CTA:
-                return ref[block_start(k)]
-            across = tuple(axis for axis in range(len(block_shape)) if axis != row_axis)
-            of_rows = functools.reduce(lambda found, axis: found.reduce(axis), across[::-1], layout)
-            block = ref.at[pl.ds(block_start(k), p.rows_per_block)]
-            return plgpu.load(block, layout=of_rows, optimized=False)
-
         def fetch(k):
             for source, ring in zip(ins, rings, strict=True):
                 copies.start_in(source, block_start(k), ring, _rem(k, p.stages), arrival(k))
 
-        def iota(axis):
-            return plgpu.broadcasted_iota(jnp.int32, block_shape, axis, layout=layout)
-
-        def columns():
-            if p.cut is Cut.LANE:
-                return iota(1)
-            axes = range(len(block_shape))[-3:] if p.cut is Cut.CTA else (1, 2)
-            strides = (WARPS * p.piece, p.piece, 1)[-len(axes) :]
-            return first_column + sum(iota(a) * s for a, s in zip(axes, strides, strict=True))
-
-        def inside(values, otherwise):
-            if p.padded == p.width:
-                return values
-            return jnp.where(columns() < p.width, values, jnp.asarray(otherwise, values.dtype))
-
-        def spread(value):
-            if p.cut is Cut.CTA:
-                return value
-            return lax.broadcast_in_dim(value, block_shape, (row_axis,))
-
         def row_operations(k) -> Row:
-            use = places.of_block(k, group, exchanges)
-
-            def reduce(along, combine, otherwise, blocks):
-                partials = []
-                for block in blocks:
-                    partial = along(inside(block, otherwise), axis=-1 if p.cut is Cut.LANE else 0)
-                    if p.cut is Cut.CTA:
-                        partial = along(partial, axis=1)
-                    partials.append(partial)
-                if p.cut is Cut.CTA:
-                    return use(combine, partials)
-                return tuple(partials)
-
-            def along_warp(along):
-                """Along the pieces and lanes of one warp's rows."""
-                if p.cut is not Cut.WARP:
-                    return along
-                return lambda block, axis: along(along(block, axis=1), axis=1)
-
+            of_block = places.of_block(k, group, exchanges)
             return Row(
-                totals=lambda *blocks: reduce(along_warp(jnp.sum), jnp.add, 0, blocks),
-                maximum=lambda block: reduce(along_warp(jnp.max), jnp.maximum, -jnp.inf, [block])[
-                    0
-                ],
-                spread=spread,
-                columns=columns,
+                totals=functools.partial(registers.totals, of_block),
+                maximum=functools.partial(registers.maximum, of_block),
+                spread=registers.spread,
+                columns=registers.columns,
             )
-
-        def store_row_value(ref, k, value):
-            if p.cut is not Cut.CTA:
-                _store(ref.at[pl.ds(block_start(k), p.rows_per_block)], value)
-                return
-
-            @pl.when((group == 0) & (part == 0))
-            def _():
-                ref[block_start(k)] = value
 
         def only_once(block, k):
             """Zero in the rows that another block has too."""
             if p.rows_per_block == 1 or rows % p.rows_per_block == 0:
                 return block
-            row = block_start(k) + iota(row_axis)
+            row = block_start(k) + registers.iota(0)
             mine = (row >= nominal_start(k)) & (row < rows)
             return jnp.where(mine, block, jnp.float32(0))
 
@@ -289,24 +210,25 @@ def run_rows(
                     fetch(k + p.stages - 1)
 
             # Numbers of the next block, while this one is on its way.
-            next_ahead = [row_input(ref, k + 1) for ref in per_row]
+            next_ahead = [registers.row_value(ref, block_start(k + 1)) for ref in per_row]
             if p.stages == 1:  # one slot: its last block must leave before the next can come
                 refill()
             plgpu.barrier_wait(arrival(k))
             slot = _rem(k, p.stages)
-            blocks = [load(copies.in_ring(ring, slot, block_start(k))) for ring in rings]
-            given = [parameter(ref) for ref in params] if reload else kept
+            blocks = [registers.load(copies.in_ring(ring, slot, block_start(k))) for ring in rings]
+            given = [registers.parameter(ref) for ref in params] if reload else kept
             result = transform(blocks, given, list(ahead), row_operations(k))
             if p.stages > 1:
                 refill()
             for ring, output in zip(rings, result.outputs, strict=False):
-                save(copies.in_ring(ring, slot, block_start(k)), output.astype(dtype))
+                place = copies.in_ring(ring, slot, block_start(k))
+                registers.save(place, output.astype(dtype))
             if outputs:
                 plgpu.commit_smem()
             for ring, out in zip(rings, outs, strict=False):
                 copies.start_out(ring, slot, out, block_start(k))
             for ref, value in zip(values_out, result.row_values, strict=True):
-                store_row_value(ref, k, value)
+                registers.save_row_value(ref, block_start(k), value)
             added = [
                 total + only_once(block, k)
                 for total, block in zip(sums, result.column_values, strict=True)
@@ -322,27 +244,19 @@ def run_rows(
             def _(k=k):
                 fetch(jnp.int32(k))
 
-        kept = [] if reload else [parameter(ref) for ref in params]
-        nothing = [plgpu.layout_cast(jnp.zeros(block_shape, jnp.float32), layout) for _ in sums_out]
-        ahead = [row_input(ref, jnp.int32(0)) for ref in per_row]
+        kept = [] if reload else [registers.parameter(ref) for ref in params]
+        nothing = [registers.zeros() for _ in sums_out]
+        ahead = [registers.row_value(ref, block_start(jnp.int32(0))) for ref in per_row]
         _, sums = lax.fori_loop(jnp.int32(0), count, step, (ahead, nothing))
         for ref, total in zip(sums_out, sums, strict=True):
-            if p.cut is Cut.CTA:
-                mine = pl.ds(group * p.groups, p.groups)
-                _store(ref.at[walker, part, mine], total)
-            else:
-                _store(ref.at[walker], total)
+            registers.save_sums(ref.at[walker], total)
         plgpu.wait_smem_to_gmem(0)
         places.leave()
 
     whole = slot_shape(p)
     out_type = [jax.ShapeDtypeStruct(row_view(p, rows), dtype)] * outputs
     out_type += [jax.ShapeDtypeStruct((stored_rows,), jnp.float32)] * row_values
-    if p.cut is Cut.CTA:
-        per_cta: tuple[int, ...] = (p.parts, p.warpgroups * p.groups, WARPS, p.piece)
-    else:
-        per_cta = block_shape
-    out_type += [jax.ShapeDtypeStruct((walkers, *per_cta), jnp.float32)] * column_sums
+    out_type += [jax.ShapeDtypeStruct((walkers, *sums_shape(p)), jnp.float32)] * column_sums
     if simulated and p.cluster:
         out_type.append(exchange.simulated_buffer(p, walkers, exchanges))
     # JAX 0.11 takes no cost estimate here.
@@ -371,65 +285,14 @@ def run_rows(
         **extra,
     )(
         *(stream.reshape(row_view(p, rows)) for stream in streams),
-        *(_parameter_view(p, parameter) for parameter in parameters),
+        *(parameter_view(p, parameter) for parameter in parameters),
         *(jnp.pad(values, (0, stored_rows - rows)) for values in row_inputs),
     )
     queue = list(found)
     arrays = tuple(queue.pop(0).reshape(rows, p.width) for _ in range(outputs))
     numbers = tuple(queue.pop(0)[:rows] for _ in range(row_values))
-    sums = tuple(_column_sum(p, queue.pop(0)) for _ in range(column_sums))
+    sums = tuple(column_sum(p, queue.pop(0)) for _ in range(column_sums))
     return Rows(arrays, numbers, sums)
-
-
-def _block(p: Plan) -> tuple[tuple[int, ...], Any, int]:
-    """Shape and layout of a block in registers, and its axis of rows.
-
-    The axis of four is the one that is dealt to the four warps of a warpgroup: rows of the block,
-    or pieces of the row. Every reduction ends along pieces and lanes of one warp, or in a lane.
-    """
-    if p.cut is Cut.LANE:
-        tiling: tuple[tuple[int, ...], ...] = ((LANES, 1), (WARP, 1))
-        shape: tuple[int, ...] = (LANES, p.span)
-        warp_dim = -4
-    elif p.cut is Cut.WARP:
-        tiling = ((WARPS, 1, p.piece), (p.vector,))
-        shape = (p.rows_per_block, p.width // p.piece, p.piece)
-        warp_dim = -4
-    else:
-        tiling = ((WARPS, p.piece), (2 * p.vector,), (p.vector,))
-        if not p.late:
-            tiling = ((WARPS, p.piece), (p.vector,))
-        shape = (p.groups, WARPS, p.piece)
-        warp_dim = -4 if p.late else -3
-    # Lanes as 16 x 2 are the lanes in order, but keep Mosaic from moving matrices, four lanes of
-    # 4 bytes at a time, which must start at multiples of 16 bytes.
-    lane_dims = (-3, -2) if p.late else (-2,)
-    layout = plgpu.Layout.TILED(
-        plgpu.Tiling(tiling), warp_dims=(warp_dim,), lane_dims=lane_dims, vector_dim=-1
-    )
-    return shape, layout, 0
-
-
-def _parameter_view(p: Plan, parameter: jax.Array) -> jax.Array:
-    if p.padded != p.width:
-        parameter = jnp.pad(parameter, (0, p.padded - p.width))
-    if p.cut is Cut.LANE:
-        return parameter
-    if p.cut is Cut.WARP:
-        return parameter.reshape(p.width // p.piece, p.piece)
-    return parameter.reshape(p.parts, p.warpgroups * p.groups, WARPS, p.piece)
-
-
-def _column_sum(p: Plan, partials: jax.Array) -> jax.Array:
-    rows_of_block = () if p.cut is Cut.CTA else (1,)
-    count = partials.shape[0]
-    if count > WARP:
-        # In two steps: XLA sums few columns with few CTAs.
-        first = max(n for n in range(1, WARP + 1) if count % n == 0)
-        partials = partials.reshape(first, count // first, *partials.shape[1:])
-        partials = lax.optimization_barrier(partials.sum((1, *(a + 1 for a in rows_of_block))))
-        rows_of_block = ()
-    return partials.sum((0, *rows_of_block)).reshape(p.padded)[: p.width]
 
 
 def _rem(index, count: int):
@@ -444,15 +307,3 @@ def _as_it_is(context, ref):
     It would look for one of [128, width], and come upon none for widths of 16 or 32 bytes.
     """
     del context, ref
-
-
-def _store(ref, values):
-    """Stores registers as they are.
-
-    JAX 0.12 refuses stores that it finds narrow unless told that they are meant; 0.11 has no way
-    to tell.
-    """
-    if hasattr(plgpu, "store"):
-        plgpu.store(ref, values, optimized=False)
-    else:
-        ref[...] = values

@@ -110,7 +110,6 @@ def main() -> None:
     from fusejax.compile import targets
     from pallas_kernels import catalogue, tuned
 
-    targets.usable_device()
     known = catalogue.launches()
     ops = _OPS.value or list(known)
     for op in ops:
@@ -120,6 +119,9 @@ def main() -> None:
         widths = [int(width) for width in _WIDTHS.value]
     except ValueError as error:
         raise UsageError(f"--widths {','.join(_WIDTHS.value)}: give whole numbers") from error
+    if min(widths) < 1:
+        raise UsageError(f"--widths {','.join(_WIDTHS.value)}: give whole numbers above 0")
+    targets.usable_device()
     file = pathlib.Path(_FILE.value) if _FILE.value else tuned.FILE
     card = jax.devices()[0].device_kind
     for op in ops:

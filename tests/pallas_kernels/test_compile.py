@@ -13,6 +13,7 @@ from pallas_kernels import catalogue
 from pallas_kernels.plan import SMS_OF_CLUSTERS
 from pallas_kernels.tuned import Tuning
 
+pytestmark = pytest.mark.thorough
 LAUNCHES = catalogue.launches()
 CASES = [
     *((op, width) for op in LAUNCHES for width in (256, 1024, 8192)),

@@ -1,0 +1,227 @@
+"""The registers of one block: what a warpgroup loads, computes with and stores."""
+
+from __future__ import annotations
+
+import functools
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+from jax import lax
+from jax.experimental import pallas as pl
+from jax.experimental.pallas import mosaic_gpu as plgpu
+
+from pallas_kernels.plan import LANES, WARP, WARPS, Cut, Plan
+
+# A row value is one number per row of a block: a scalar where that is one row, else a vector.
+type Along = Callable[..., jax.Array]
+type Exchange = Callable[..., tuple[jax.Array, ...]]
+
+
+class Registers:
+    """Register arrays of a plan's blocks.
+
+    Attributes:
+      shape: of a block. The axis of four is the one that is dealt to the four warps of a warpgroup:
+        rows of the block, or pieces of the row. Every reduction ends along pieces and lanes of one
+        warp, or in a lane.
+      layout: of a block, over the threads of a warpgroup.
+    """
+
+    def __init__(self, plan: Plan, part: Any, group: Any, *, simulated: bool) -> None:
+        """For the warpgroup `group` of the CTA that has the part `part` of its rows."""
+        self._plan = plan
+        self._part, self._group = part, group
+        self._simulated = simulated
+        self._first_column = (part * plan.warpgroups + group) * plan.span
+        self.shape, self.layout = shape_and_layout(plan)
+
+    def load(self, ref: Any) -> jax.Array:
+        """A block, from its place in shared memory."""
+        if self._plan.width == 1:  # layouts have no axis of one: a second column is padding
+            return self.spread(plgpu.load(ref, layout=self.layout.reduce(1), optimized=False))
+        # The simulation cannot reshape references.
+        if self._simulated:
+            return ref[...].reshape(self.shape)
+        if ref.shape != self.shape:
+            ref = ref.reshape(self.shape)
+        return plgpu.load(ref, layout=self.layout, optimized=False)
+
+    def save(self, ref: Any, block: jax.Array) -> None:
+        """Stores a block in its place in shared memory."""
+        if self._plan.width == 1:
+            first = jnp.where(self.iota(1) == 0, block.astype(jnp.float32), jnp.float32(0))
+            store(ref, jnp.sum(first, axis=1).astype(block.dtype))
+        elif self._simulated:
+            ref[...] = block.reshape(ref.shape)
+        else:
+            if ref.shape != self.shape:
+                ref = ref.reshape(self.shape)
+            store(ref, plgpu.layout_cast(block, self.layout))
+
+    def zeros(self) -> jax.Array:
+        """A block of f32 zeros."""
+        return plgpu.layout_cast(jnp.zeros(self.shape, jnp.float32), self.layout)
+
+    def parameter(self, ref: Any) -> jax.Array:
+        """A parameter as a block, from device memory; see `parameter_view`."""
+        p = self._plan
+        if p.cut is Cut.CTA:
+            mine = pl.ds(self._group * p.groups, p.groups)
+            return plgpu.load(ref.at[self._part, mine], layout=self.layout, optimized=False)
+        # Every warp or lane has whole rows: the same in each.
+        row = plgpu.load(ref, layout=self.layout.reduce(0), optimized=False)
+        return lax.broadcast_in_dim(row, self.shape, tuple(range(1, len(self.shape))))
+
+    def row_value(self, ref: Any, row: Any) -> jax.Array:
+        """A row value of the block that begins with `row`, from device memory."""
+        p = self._plan
+        if p.cut is Cut.CTA:
+            return ref[row]
+        across = range(len(self.shape) - 1, 0, -1)
+        of_rows = functools.reduce(lambda found, axis: found.reduce(axis), across, self.layout)
+        return plgpu.load(ref.at[pl.ds(row, p.rows_per_block)], layout=of_rows, optimized=False)
+
+    def save_row_value(self, ref: Any, row: Any, value: jax.Array) -> None:
+        """Stores a row value of the block that begins with `row` in device memory."""
+        p = self._plan
+        if p.cut is not Cut.CTA:
+            store(ref.at[pl.ds(row, p.rows_per_block)], value)
+            return
+
+        @pl.when((self._group == 0) & (self._part == 0))
+        def _():
+            ref[row] = value
+
+    def save_sums(self, ref: Any, sums: jax.Array) -> None:
+        """Stores sums along columns in this CTA's place in device memory; see `sums_shape`."""
+        p = self._plan
+        if p.cut is Cut.CTA:
+            ref = ref.at[self._part, pl.ds(self._group * p.groups, p.groups)]
+        store(ref, sums)
+
+    def spread(self, value: jax.Array) -> jax.Array:
+        """A row value, against which a block broadcasts."""
+        if self._plan.cut is Cut.CTA:
+            return value
+        return lax.broadcast_in_dim(value, self.shape, (0,))
+
+    def iota(self, axis: int) -> jax.Array:
+        """Indices along an axis of the block."""
+        return plgpu.broadcasted_iota(jnp.int32, self.shape, axis, layout=self.layout)
+
+    def columns(self) -> jax.Array:
+        """The column of every element."""
+        p = self._plan
+        if p.cut is Cut.LANE:
+            return self.iota(1)
+        axes = (0, 1, 2) if p.cut is Cut.CTA else (1, 2)
+        strides = (WARPS * p.piece, p.piece, 1)[-len(axes) :]
+        return self._first_column + sum(
+            self.iota(a) * s for a, s in zip(axes, strides, strict=True)
+        )
+
+    def totals(self, exchange: Exchange, *blocks: jax.Array) -> tuple[jax.Array, ...]:
+        """Sums of blocks along their rows, as row values; one exchange for all."""
+        return self._reduce(exchange, jnp.sum, jnp.add, 0, blocks)
+
+    def maximum(self, exchange: Exchange, block: jax.Array) -> jax.Array:
+        """The largest value of each row, as a row value."""
+        return self._reduce(exchange, jnp.max, jnp.maximum, -jnp.inf, [block])[0]
+
+    def _reduce(
+        self,
+        exchange: Exchange,
+        along: Along,
+        combine: Callable[[jax.Array, jax.Array], jax.Array],
+        otherwise: float,
+        blocks: Sequence[jax.Array],
+    ) -> tuple[jax.Array, ...]:
+        cut = self._plan.cut
+        partials = []
+        for block in blocks:
+            partial = self._inside(block, otherwise)
+            if cut is Cut.LANE:
+                partial = along(partial, axis=1)
+            elif cut is Cut.WARP:
+                partial = along(along(partial, axis=1), axis=1)
+            else:
+                partial = along(along(partial, axis=0), axis=1)
+            partials.append(partial)
+        return exchange(combine, partials) if cut is Cut.CTA else tuple(partials)
+
+    def _inside(self, block: jax.Array, otherwise: float) -> jax.Array:
+        """The block, with `otherwise` in the columns past the end of the row."""
+        p = self._plan
+        if p.padded == p.width:
+            return block
+        return jnp.where(self.columns() < p.width, block, jnp.asarray(otherwise, block.dtype))
+
+
+def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
+    """Shape and layout of a block."""
+    if p.cut is Cut.LANE:
+        tiling: tuple[tuple[int, ...], ...] = ((LANES, 1), (WARP, 1))
+        shape: tuple[int, ...] = (LANES, p.span)
+        warp_dim = -4
+    elif p.cut is Cut.WARP:
+        tiling = ((WARPS, 1, p.piece), (p.vector,))
+        shape = (p.rows_per_block, p.width // p.piece, p.piece)
+        warp_dim = -4
+    else:
+        tiling = ((WARPS, p.piece), (2 * p.vector,), (p.vector,))
+        if not p.late:
+            tiling = ((WARPS, p.piece), (p.vector,))
+        shape = (p.groups, WARPS, p.piece)
+        warp_dim = -4 if p.late else -3
+    # Lanes as 16 x 2 are the lanes in order, but keep Mosaic from moving matrices, four lanes of
+    # 4 bytes at a time, which must start at multiples of 16 bytes.
+    lane_dims = (-3, -2) if p.late else (-2,)
+    layout = plgpu.Layout.TILED(
+        plgpu.Tiling(tiling), warp_dims=(warp_dim,), lane_dims=lane_dims, vector_dim=-1
+    )
+    return shape, layout
+
+
+def parameter_view(p: Plan, parameter: jax.Array) -> jax.Array:
+    """A [width] parameter as `Registers.parameter` takes it."""
+    if p.padded != p.width:
+        parameter = jnp.pad(parameter, (0, p.padded - p.width))
+    if p.cut is Cut.LANE:
+        return parameter
+    if p.cut is Cut.WARP:
+        return parameter.reshape(p.width // p.piece, p.piece)
+    return parameter.reshape(p.parts, p.warpgroups * p.groups, WARPS, p.piece)
+
+
+def sums_shape(p: Plan) -> tuple[int, ...]:
+    """The shape of one CTA's (or cluster's) sums along columns."""
+    if p.cut is Cut.CTA:
+        return (p.parts, p.warpgroups * p.groups, WARPS, p.piece)
+    return shape_and_layout(p)[0]
+
+
+def column_sum(p: Plan, partials: jax.Array) -> jax.Array:
+    """The f32 [width] total of [CTAs, *sums_shape] sums."""
+    rows_of_block = () if p.cut is Cut.CTA else (1,)
+    count = partials.shape[0]
+    if count > WARP:
+        # In two steps: XLA sums few columns with few CTAs.
+        first = max(n for n in range(1, WARP + 1) if count % n == 0)
+        partials = partials.reshape(first, count // first, *partials.shape[1:])
+        partials = lax.optimization_barrier(partials.sum((1, *(a + 1 for a in rows_of_block))))
+        rows_of_block = ()
+    return partials.sum((0, *rows_of_block)).reshape(p.padded)[: p.width]
+
+
+def store(ref: Any, values: jax.Array) -> None:
+    """Stores registers as they are.
+
+    JAX 0.12 refuses stores that it finds narrow unless told that they are meant; 0.11 has no way
+    to tell.
+    """
+    if hasattr(plgpu, "store"):
+        plgpu.store(ref, values, optimized=False)
+    else:
+        ref[...] = values
