@@ -29,6 +29,7 @@ from pallas_kernels import norm_kernels, plan
 from pallas_kernels.norm_kernels import Norm
 from pallas_kernels.plan import Cut
 
+pytestmark = pytest.mark.thorough
 # A row per lane, the flat array, a row per warp, one and several warpgroups, a cluster; with fewer
 # and with more rows than the CTAs have at once.
 CASES = [
