@@ -12,7 +12,6 @@ Exit code: 0; 1 where a function could not be counted (it is named, the others a
 """
 
 import concurrent.futures
-import dataclasses
 import os
 import pathlib
 import pickle
@@ -26,7 +25,8 @@ from typing import Any
 from absl import flags
 
 from fusejax import cli
-from fusejax.errors import UsageError, first_line
+from fusejax.errors import UsageError
+from fusejax.measure.attempts import Failed, attempt
 
 _JSON = flags.DEFINE_string("json", None, "Also write the rows to this file.")
 _LEAST = flags.DEFINE_integer(
@@ -271,21 +271,6 @@ def compile_all(functions: Suite) -> dict[str, Any]:
             for name, (f, a) in functions.items()
         }
         return {name: future.result() for name, future in pending.items()}
-
-
-@dataclasses.dataclass(frozen=True)
-class Failed:
-    """An exception as a line: the exception itself would keep the arrays of its frames."""
-
-    line: str
-
-
-def attempt(action: Callable[[], Any]) -> Any:
-    """What an action gives, or `Failed`: one function must not take the others with it."""
-    try:
-        return action()
-    except Exception as error:
-        return Failed(f"{type(error).__name__}: {first_line(error)}")
 
 
 def _made(leaf: Any) -> Any:

@@ -4,7 +4,7 @@ import concurrent.futures
 import os
 from typing import Any
 
-from fusejax.measure.peers.attempts import Failed, attempt
+from fusejax.measure.attempts import Failed, attempt
 
 _MOST_COMPILES = 8
 

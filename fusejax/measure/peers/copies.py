@@ -6,8 +6,8 @@ from collections.abc import Callable
 from typing import Any
 
 from fusejax.errors import UsageError
+from fusejax.measure.attempts import Failed, attempt
 from fusejax.measure.peers import compiling
-from fusejax.measure.peers.attempts import Failed, attempt
 from fusejax.measure.peers.cells import Settings
 from fusejax.measure.turns import card_turn
 

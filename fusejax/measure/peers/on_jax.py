@@ -9,8 +9,8 @@ import time
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from fusejax.measure.attempts import Failed, attempt
 from fusejax.measure.peers import compiling, copies, formulas
-from fusejax.measure.peers.attempts import Failed, attempt
 from fusejax.measure.peers.cells import FORWARD, OPS, OURS, XLA, Cell, Settings
 from fusejax.measure.peers.copies import Copy
 from fusejax.measure.peers.values import Values

@@ -10,8 +10,8 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 from fusejax import cli
+from fusejax.measure.attempts import Failed, attempt
 from fusejax.measure.peers import libraries
-from fusejax.measure.peers.attempts import Failed, attempt
 from fusejax.measure.peers.cells import FORWARD, OPS, Settings, listed
 from fusejax.measure.turns import card_turn
 
