@@ -6,11 +6,10 @@ Copies start at multiples of 16 bytes and take multiples of 16 bytes. So there a
   each.
 - Other rows that are multiples of 16 bytes: as ranges of the flat array, each warpgroup's of just
   what it has of the row.
-- All other rows of a CTA (`Plan.shifted`): the range is widened to multiples of 16 bytes, and what
-  comes with it of the rows beside is left alone. In its slot the row then starts some elements
-  late. On the way out, the copy takes the multiples of 16 bytes that are inside the row, and the
-  first and the last `EDGE` elements are stored from registers, most of them for a second time with
-  the same bits.
+- All other rows of a CTA (`Plan.shifted`): the range is the row's window, which is multiples of 16
+  bytes. What comes with it of the rows beside is left alone: on the way out, the copy takes the
+  multiples of 16 bytes that are inside the row at any lateness, and what is left of its ends, less
+  than 16 bytes before and 32 after, is stored element by element.
 - Rows of a lane: the 128 rows of a block are one range of the flat array, in chunks with a tensor
   map, which knows where the array ends: it reads zeros from there on and writes nothing.
 """
@@ -18,19 +17,20 @@ Copies start at multiples of 16 bytes and take multiples of 16 bytes. So there a
 from __future__ import annotations
 
 import dataclasses
-from collections.abc import Callable
+import functools
+import math
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax.numpy as jnp
 from jax import lax
 from jax.experimental import pallas as pl
-from jax.experimental.mosaic.gpu import utils as mosaic_utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
-from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith
 
-from pallas_kernels.plan import COPY_BYTES, EDGE, LANES, MOST_COPIED, WARP, WARPS, Cut, Plan
-from pallas_kernels.registers import store
+from pallas_kernels import inline
+from pallas_kernels.plan import COPY_BYTES, LANES, MOST_COPIED, WARPS, Cut, Plan
+
+TENSOR_COPY_BYTES = 128
 
 
 def row_view(p: Plan, rows: int) -> tuple[int, ...]:
@@ -53,27 +53,24 @@ def arrivals(p: Plan, dtype: Any) -> int:
         return p.region // _lane_chunk(p)
     if not p.flat:
         return -(-p.groups * WARPS // MOST_COPIED) if p.cut is Cut.CTA else 1
-    return len(_pieces_of(p, dtype, p.span))
+    if jnp.dtype(dtype).itemsize != p.itemsize:
+        return len(_pieces_of_masks(p, p.span))
+    return 2 if p.rows * p.width % p.quantum else 1
 
 
 def _lane_chunk(p: Plan) -> int:
     return MOST_COPIED if p.region % MOST_COPIED == 0 else LANES
 
 
-def _quantum(dtype: Any) -> int:
-    """Elements of `dtype` in 16 bytes."""
-    return COPY_BYTES // jnp.dtype(dtype).itemsize
+def _pieces_of_masks(p: Plan, columns: int) -> list[tuple[int, int]]:
+    """Start and length of the copies that bring in the masks of `columns`, however late they are.
 
-
-def _pieces_of(p: Plan, dtype: Any, columns: int) -> list[tuple[int, int]]:
-    """Start and length of the copies that bring in `columns` of a row of the flat array.
-
-    A range of any length is one copy, unless it may end past the end of the array: that has to be
-    known to the copy, and only those with a tensor map know it for arrays of any length.
+    A range of any length is one copy, unless it may end past the end of an array that is no
+    multiple of 16 bytes: only copies with a tensor map know the end of such.
     """
-    quantum = _quantum(dtype)
-    length = columns if p.width % quantum == 0 else -(-(columns + quantum - 1) // quantum) * quantum
-    if p.rows * p.width % quantum == 0:
+    most_late = COPY_BYTES - math.gcd(p.width, COPY_BYTES) if p.masks_shifted else 0
+    length = -(-(columns + most_late) // COPY_BYTES) * COPY_BYTES
+    if p.rows * p.width % COPY_BYTES == 0:
         return [(0, length)]
     return [(at, min(MOST_COPIED, length - at)) for at in range(0, length, MOST_COPIED)]
 
@@ -83,9 +80,14 @@ class Copies:
     """The copies of one warpgroup: of the rows that its CTA is at, the columns that are its own."""
 
     plan: Plan
+    walker: Any
     part: Any
     group: Any
     simulated: bool
+
+    def late(self, row: Any) -> Any:
+        """Elements by which `row`, one of this CTA's, starts after a multiple of 16 bytes."""
+        return self.plan.late(self.walker if self.plan.steady else row)
 
     def in_ring(self, ring: Any, slot: Any, row: Any) -> Any:
         """This warpgroup's columns of the block that begins with `row`, in its slot."""
@@ -94,7 +96,10 @@ class Copies:
             return ring.at[slot]
         if not p.flat:
             return ring.at[slot, self._my_pieces(self.group)]
-        return ring.at[slot, pl.ds(self._base() + self._late(ring, row), p.span)]
+        at = self._base()
+        if self._of_masks(ring):
+            at = at + lax.rem(self._first(row), jnp.int32(COPY_BYTES))
+        return ring.at[slot, pl.ds(at, p.span)]
 
     def start_in(self, source: Any, row: Any, ring: Any, slot: Any, barrier: Any) -> None:
         """Starts the copies of the block that begins with `row`; `arrivals` come to `barrier`."""
@@ -115,8 +120,9 @@ class Copies:
             target = ring.at[slot, self._my_pieces(self.group)]
             plgpu.copy_gmem_to_smem(source.at[row, self._my_pieces(everyone)], target, barrier)
         else:
+            copy = self._masks_in if self._of_masks(ring) else self._range_in
             self._by_share(
-                lambda columns: self._range_in(source, row, ring, slot, barrier, columns),
+                lambda at, size: copy(source, row, ring, slot, barrier, at, size),
                 lambda: self._arrive(barrier, arrivals(p, ring.dtype)),
             )
 
@@ -127,11 +133,7 @@ class Copies:
             size = _lane_chunk(p)
             for at in range(0, p.region, size):
                 source, first = ring.at[slot, pl.ds(at, size)], row * p.width + at
-                if self.simulated:
-                    target = out.at[pl.ds(first, size)]
-                    plgpu.copy_smem_to_gmem(source, target, commit_group=False)
-                else:
-                    _copy_out_up_to_end(source, out, first, size)
+                self._copy_out(source, out, first, size)
         elif p.cut is Cut.WARP:
             block = out.at[pl.ds(row, p.rows_per_block)]
             plgpu.copy_smem_to_gmem(ring.at[slot], block, commit_group=False)
@@ -142,8 +144,10 @@ class Copies:
             plgpu.copy_smem_to_gmem(source, target, commit_group=False)
         else:
             self._by_share(
-                lambda columns: self._range_out(ring, slot, out, row, columns), lambda: None
+                lambda at, size: self._range_out(ring, slot, out, row, at, size), lambda: None
             )
+            if p.shifted:
+                self._ends_out(ring, slot, out, row)
         plgpu.commit_smem_to_gmem_group()
 
     def _my_pieces(self, warpgroup: Any) -> Any:
@@ -156,106 +160,164 @@ class Copies:
         return self.group * p.region if p.warpgroups > 1 else 0
 
     def _first(self, row: Any) -> Any:
-        """The first element of this warpgroup's columns in the flat array."""
+        """The first element of this warpgroup's part of the window, in the flat array."""
         p = self.plan
-        return row * p.width + (self.part * p.warpgroups + self.group) * p.span
+        mine = (self.part * p.warpgroups + self.group) * p.span
+        return row * p.width - self.late(row) + mine
 
-    def _late(self, ring: Any, row: Any) -> Any:
-        """Elements by which the columns of a row start late in this warpgroup's part of a slot."""
-        quantum = _quantum(ring.dtype)
-        if self.plan.width % quantum == 0:
-            return 0
-        return lax.rem(row * self.plan.width, jnp.int32(quantum))
+    def _of_masks(self, ring: Any) -> bool:
+        return jnp.dtype(ring.dtype).itemsize != self.plan.itemsize
 
-    def _by_share(self, copy: Callable[[int], None], nothing: Callable[[], None]) -> None:
-        """Calls `copy` with the number of columns that this warpgroup has, or `nothing` if none."""
+    def _by_share(
+        self, copy: Callable[[int | None, int], None], nothing: Callable[[], None]
+    ) -> None:
+        """Calls `copy` for this warpgroup's share of the window, or `nothing` if it has none.
+
+        Its arguments are where the share begins in the window, None where that is not known but
+        neither end of the row is in it, and its length.
+        """
         p = self.plan
-        last, rest = divmod(p.width - 1, p.span)
+        last, rest = divmod(p.window - 1, p.span)
         rest += 1
         if p.parts * p.warpgroups == 1:
-            copy(rest)
+            copy(0, rest)
             return
         mine = self.part * p.warpgroups + self.group
-        if rest == p.span and last == p.parts * p.warpgroups - 1:
-            copy(p.span)
+        if not p.shifted and rest == p.span and last == p.parts * p.warpgroups - 1:
+            copy(None, p.span)
             return
-        pl.when(mine < last)(lambda: copy(p.span))
-        pl.when(mine == last)(lambda: copy(rest))
+        first = 1 if p.shifted else 0
+        if first and last > 0:
+            pl.when(mine == 0)(lambda: copy(0, p.span))
+        if last > first:
+            pl.when((mine >= first) & (mine < last))(lambda: copy(None, p.span))
+        pl.when(mine == last)(lambda: copy(last * p.span, rest))
         if last < p.parts * p.warpgroups - 1:
             pl.when(mine > last)(nothing)
 
     def _range_in(
-        self, source: Any, row: Any, ring: Any, slot: Any, barrier: Any, columns: int
+        self, source: Any, row: Any, ring: Any, slot: Any, barrier: Any, at: int | None, size: int
     ) -> None:
         p = self.plan
-        first = self._first(row) - self._late(ring, row)
-        pieces = _pieces_of(p, ring.dtype, columns)
+        base, first = self._base(), self._first(row)
+
+        def copy(at: int, size: int, oob_mode: plgpu.OOBFillMode | None) -> None:
+            plgpu.copy_gmem_to_smem(
+                source.at[pl.ds(first + at, size)],
+                ring.at[slot, pl.ds(base + at, size)],
+                barrier,
+                oob_mode=None if self.simulated else oob_mode,
+            )
+
+        def whole() -> None:
+            copy(0, size, plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
+            self._arrive(barrier, arrivals(p, ring.dtype) - 1)
+
+        def up_to_end() -> None:
+            # Copies with a tensor map know the end of any array; in the ring they start at
+            # multiples of 128 bytes.
+            unit = TENSOR_COPY_BYTES // p.itemsize
+            inside = left // unit * unit
+            beyond = -(-(left - inside) // p.quantum) * p.quantum
+            if inside:
+                copy(0, inside, plgpu.OOBFillMode.PROMISE_IN_BOUNDS)
+            if beyond:
+                copy(inside, beyond, plgpu.OOBFillMode.ZEROS)
+            self._arrive(barrier, arrivals(p, ring.dtype) - (inside > 0) - (beyond > 0))
+
+        end_of_row = p.late(p.rows - 1) + p.width
+        left = size if at is None else min(size, end_of_row - at)  # in the last row
+        if left == size:
+            whole()
+        else:
+            pl.when(row < p.rows - 1)(whole)
+            pl.when(row == p.rows - 1)(up_to_end)
+
+    def _masks_in(
+        self, source: Any, row: Any, ring: Any, slot: Any, barrier: Any, at: int | None, size: int
+    ) -> None:
+        del at
+        p = self.plan
+        first = self._first(row)
+        first = first - lax.rem(first, jnp.int32(COPY_BYTES))
+        pieces = _pieces_of_masks(p, size)
+        plain = p.rows * p.width % COPY_BYTES == 0 and not self.simulated
         for at, size in pieces:
-            plain = len(pieces) == 1 and p.rows * p.width % _quantum(ring.dtype) == 0
             plgpu.copy_gmem_to_smem(
                 source.at[pl.ds(first + at, size)],
                 ring.at[slot, pl.ds(self._base() + at, size)],
                 barrier,
                 # Anything but zeros is a plain copy, cut off at the end of the array.
-                oob_mode=plgpu.OOBFillMode.UNDEFINED if plain and not self.simulated else None,
+                oob_mode=plgpu.OOBFillMode.UNDEFINED if plain else None,
             )
         self._arrive(barrier, arrivals(p, ring.dtype) - len(pieces))
 
-    def _range_out(self, ring: Any, slot: Any, out: Any, row: Any, columns: int) -> None:
-        quantum = _quantum(ring.dtype)
-        late = self._late(ring, row)
-        first, base = self._first(row), self._base()
-        skipped: Any = 0
-        size = columns
-        if self.plan.width % quantum:
-            skipped = lax.rem(quantum - late, jnp.int32(quantum))
-            size = (columns - (quantum - 1)) // quantum * quantum
-            for at in (0, columns - EDGE):
-                edge = ring.at[slot, pl.ds(base + late + at, EDGE)]
-                _store_edge(edge, out.at[pl.ds(first + at, EDGE)], simulated=self.simulated)
-        plgpu.copy_smem_to_gmem(
-            ring.at[slot, pl.ds(base + late + skipped, size)],
-            out.at[pl.ds(first + skipped, size)],
-            commit_group=False,
-        )
+    def _range_out(
+        self, ring: Any, slot: Any, out: Any, row: Any, at: int | None, size: int
+    ) -> None:
+        skipped = 0
+        if at is not None:
+            start, end = self._inside()
+            skipped = max(0, start - at)
+            size = min(size, end - at) - skipped
+        if size:
+            source = ring.at[slot, pl.ds(self._base() + skipped, size)]
+            first = self._first(row) + skipped
+            target = out.at[pl.ds(first, size)]
+            plgpu.copy_smem_to_gmem(source, target, commit_group=False)
+
+    def _inside(self) -> tuple[int, int]:
+        """The multiples of 16 bytes of the window that are inside the row, however late."""
+        p = self.plan
+        return (p.quantum, p.width // p.quantum * p.quantum) if p.shifted else (0, p.width)
+
+    def _ends_out(self, ring: Any, slot: Any, out: Any, row: Any) -> None:
+        """Stores what `_inside` leaves out of a row."""
+        p = self.plan
+        start, end = self._inside()
+        last = end // p.span
+        mine = self.part * p.warpgroups + self.group
+
+        def store(*ranges: tuple[int, int]) -> None:
+            if self.simulated:
+                self._simulate_ends(ring, slot, out, row, ranges)
+                return
+            late = self.late(row)
+            in_slot = slot * p.slot + self._base() - mine * p.span
+            in_row = row * p.width - late
+            inline.store_ends(ring, out, in_slot, in_row, late, late + p.width, ranges)
+
+        if last == 0:
+            pl.when(mine == 0)(lambda: store((0, start), (end, p.window)))
+        else:
+            pl.when(mine == 0)(lambda: store((0, start)))
+            pl.when(mine == last)(lambda: store((end, p.window)))
+
+    def _simulate_ends(
+        self, ring: Any, slot: Any, out: Any, row: Any, ranges: Sequence[tuple[int, int]]
+    ) -> None:
+        p = self.plan
+        mine = self.part * p.warpgroups + self.group
+        late, base = self.late(row), self._base() - mine * p.span
+
+        def store(first: int, size: int) -> None:
+            values = ring[slot, pl.ds(base + first, size)]
+            out[pl.ds(row * p.width - late + first, size)] = values
+
+        for known in range(0, p.quantum, p.quantum // p.period):
+            for start, end in ranges:
+                first, size = max(start, known), min(end, known + p.width) - max(start, known)
+                if size > 0:
+                    pl.when(late == known)(functools.partial(store, first, size))
+
+    def _copy_out(self, source: Any, out: Any, first: Any, size: int) -> None:
+        """Copies out as many elements as the array has from `first` on."""
+        if self.simulated:
+            target = out.at[pl.ds(first, size)]
+            plgpu.copy_smem_to_gmem(source, target, commit_group=False)
+        else:
+            inline.copy_out_up_to_end(source, out, first, size)
 
     def _arrive(self, barrier: Any, times: int) -> None:
         for _ in range(times):
             plgpu.barrier_arrive(barrier)
-
-
-def _store_edge(source: Any, target: Any, *, simulated: bool) -> None:
-    """Stores `EDGE` elements from shared memory; all four warps store the same."""
-    if simulated:
-        target[...] = source[...]
-        return
-    layout = plgpu.Layout.TILED(  # with lanes as in `rows`, for the same reason
-        plgpu.Tiling(((WARP,), (2,), (1,))),
-        warp_dims=(plgpu.Replicated(WARPS),),
-        lane_dims=(-3, -2),
-        vector_dim=-1,
-    )
-    values = plgpu.load(source, layout=layout, optimized=False)
-    store(target, values)
-
-
-def _copy_out_up_to_end(source: Any, out: Any, first: Any, size: int) -> None:
-    """Copies `size` elements to `first` in the flat array, as many of them as it has.
-
-    Mosaic takes a contiguous copy out for a plain one, which wants a multiple of 16 bytes up to the
-    end of the array: the copy with a tensor map has to be asked for by its own name.
-    """
-
-    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT()))
-    def start(context, source, out, first):
-        index = arith.index_cast(ir.IndexType.get(), first.registers.item())
-        context.async_copy(
-            src_ref=source,
-            dst_ref=out,
-            gmem_slice=(mosaic_utils.DynamicSlice(index, size),),
-            swizzle=None,
-            arrive=False,
-            oob_mode=plgpu.OOBFillMode.ZEROS,
-        )
-
-    start(source, out, jnp.int32(first))

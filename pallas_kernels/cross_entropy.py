@@ -18,7 +18,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.arguments import arrays
 from pallas_kernels.batching import over_rows
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
-from pallas_kernels.row_softmax import LOG2E
+from pallas_kernels.row_softmax import LOG2E, exponentials
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
 
@@ -187,7 +187,7 @@ def cross_entropy_kernel(
         [],
         [labels],
         name="cross_entropy",
-        exchanges=(1, 2),
+        exchanges=(1, 1),
         outputs=0,
         row_values=3 if saves else 1,
         cost=pl.CostEstimate(
@@ -245,14 +245,14 @@ def cross_entropy_backward_kernel(
 def _transform(width, saves, blocks, parameters, row_inputs, row):
     del parameters
     (label,) = row_inputs
-    x = blocks[0].astype(jnp.float32)
+    inside = (label >= 0) & (label < width)
+    picked = row.pick(jnp.where(inside, label, 0))
+    x = row.only(blocks[0], -jnp.inf)
     maximum = row.maximum(x)
-    e = jnp.exp2((x - row.spread(maximum)) * LOG2E)
-    mine = row.columns() == row.spread(label)
-    total, picked = row.totals(e, jnp.where(mine, x, 0.0))
+    (total,) = row.totals(exponentials(x, maximum, row))
     # Not log(total) + maximum first: rounded to the size of the maximum, a small loss is lost.
     loss = jnp.log(total) + (maximum - picked)
-    loss = jnp.where((label >= 0) & (label < width), loss, jnp.nan)
+    loss = jnp.where(inside, loss, jnp.nan)
     return Result((), (loss, maximum, total) if saves else (loss,))
 
 

@@ -44,6 +44,7 @@ def plan(
         held=2,
         op="bias_gelu_rowsum" if row_sums else "bias_gelu",
         reduces=row_sums,
+        by_column=True,
         tuning=tuning,
     )
 
@@ -60,7 +61,8 @@ def plan_backward(
         held=5,
         op="bias_gelu_rowsum_backward" if row_sums else "bias_gelu_backward",
         reduces=False,
-        sums=True,
+        by_column=True,
+        sums=1,
         tuning=tuning,
     )
 
@@ -269,7 +271,7 @@ def _forward(gelu, row_sums, blocks, parameters, row_inputs, row):
     del row_inputs
     (x,), (bias,) = blocks, parameters
     y = gelu(x.astype(jnp.float32) + bias.astype(jnp.float32))
-    return Result((y,), row.totals(y) if row_sums else ())
+    return Result((y,), row.totals(row.only(y)) if row_sums else ())
 
 
 def bias_gelu_backward_kernel(

@@ -123,7 +123,14 @@ def plan_forward(
     """The launch of `forward_kernel` on [rows, width] of `dtype` with scale and bias, or fewer."""
     held = norm.streams + parameters + norm.returns_sum  # the sum beside what is left of it
     return plan_rows(
-        rows, width, dtype, streams=norm.streams, held=held, op=norm.name, tuning=tuning
+        rows,
+        width,
+        dtype,
+        streams=norm.streams,
+        held=held,
+        op=norm.name,
+        by_column=parameters > 0,
+        tuning=tuning,
     )
 
 
@@ -147,7 +154,8 @@ def plan_backward(
         streams=streams,
         held=held,
         op=norm.backward_name,
-        sums=has_scale or has_bias,
+        by_column=has_scale or has_bias,
+        sums=has_scale + has_bias,
         tuning=tuning,
     )
 
@@ -366,13 +374,14 @@ def _forward(
         stored = stored + blocks[1]
         if simulated:  # XLA, which runs the simulation, would keep the f32 sum unrounded
             stored = lax.optimization_barrier(stored)
+    stored = row.only(stored)
     d = stored.astype(jnp.float32)
     statistics = []
     if norm.centred:
         for _ in range(1 + _exact(stored.dtype)):
             (total,) = row.totals(d)
             mean = _mean(total, width)
-            d = d - row.spread(mean)
+            d = row.only(d - row.spread(mean))
             statistics.append(mean)
     (squares,) = row.totals(d * d)
     reciprocal = lax.rsqrt(squares / width + norm.epsilon)
@@ -395,21 +404,29 @@ def _backward(
     row_inputs: list[jax.Array],
     row: Row,
 ) -> Result:
-    n, dy, *ds = (block.astype(jnp.float32) for block in blocks)
     *means, reciprocal = row_inputs
-    for mean in means:
-        n = n - row.spread(mean)
-    n = n * row.spread(reciprocal)
-    w = dy * _factor(norm, parameters[0]) if parameters else dy
+
+    def normalised(h: jax.Array) -> jax.Array:
+        n = h.astype(jnp.float32)
+        for mean in means:
+            n = n - row.spread(mean)
+        return n * row.spread(reciprocal)
+
+    def weighted(dy: jax.Array, parameters: list[jax.Array]) -> jax.Array:
+        dy = dy.astype(jnp.float32)
+        return dy * _factor(norm, parameters[0]) if parameters else dy
+
+    h, dy = (row.only(block) for block in blocks[:2])
+    n, w = normalised(h), weighted(dy, parameters)
+    found = row.totals(w, w * n) if norm.centred else row.totals(w * n)
+    (h, dy, *ds), parameters = row.again()
+    n, w, dy = normalised(h), weighted(dy, parameters), dy.astype(jnp.float32)
+    dx = w - n * row.spread(found[-1] / width)
     if norm.centred:
-        total, product = row.totals(w, w * n)
-        dx = w - row.spread(total / width) - n * row.spread(product / width)
-    else:
-        (product,) = row.totals(w * n)
-        dx = w - n * row.spread(product / width)
+        dx = dx - row.spread(found[0] / width)
     dx = dx * row.spread(reciprocal)
     if ds:
-        dx = dx + ds[0]
+        dx = dx + ds[0].astype(jnp.float32)
     sums = [dy * n] if parameters else []
     if has_bias:
         sums.append(dy)

@@ -18,6 +18,13 @@ What a block is depends on the width:
 A row is seen as pieces: a piece is one load of a warp, `vector` elements (up to 16 bytes) to each
 lane. Where pieces do not fill the warps, what is past the end of the row is masked in reductions
 and never copied. `copies` has the ways between device memory and the ring.
+
+A row of a CTA that is no multiple of 16 bytes starts `late`, some elements after a multiple of 16
+bytes. It is seen through a window that starts there: registers hold elements at their places in the
+window, so that they are loaded and stored in vectors as if the row were aligned. What the window
+shows of the rows beside is masked in reductions and never copied out. Lateness repeats every
+`period` rows. A CTA that takes every n-th row, n a multiple of that, has rows of one lateness: what
+belongs to columns, parameters and sums, then has one place in its registers.
 """
 
 from __future__ import annotations
@@ -39,12 +46,13 @@ LANES = WARP * WARPS
 NARROW = 32  # columns from which on a row is more than a lane should hold
 MOST_COPIED = 256  # elements that a copy with a tensor map takes along one dimension
 COPY_BYTES = 16  # what copies start at multiples of, and are multiples of
-EDGE = WARP  # elements at either end of a row that are stored from registers where copies cannot
 MAX_ELEMENTS = 2**31 - 1
 SHARED_PER_BLOCK = 232448  # Hopper's and Blackwell's opt-in limit, bytes
 SHARED_PER_SM = 233472
 SHARED_RESERVED = 1024  # per resident CTA
 REGISTERS_PER_SM = 65536
+MOST_REGISTERS = 255  # of a lane
+REGISTERS_TO_WORK = 40  # that a lane needs besides those that it keeps from block to block
 # The device is not known while a kernel is traced (it may be lowered with no device at all), so
 # the CTA count is Hopper's. On a B200 (148 SMs) the kernels are right and leave 16 SMs idle.
 SMS = 132
@@ -64,6 +72,7 @@ MAX_BARRIERS = 32  # that Mosaic puts in one group; a ring has one per slot and 
 # cluster, what its CTAs read of one another.
 SHARED_EXTRA = 4096
 SHARED_EXTRA_OF_CLUSTERS = 8192
+SHARED_OF_RING = SHARED_PER_BLOCK - SHARED_EXTRA_OF_CLUSTERS
 
 
 class Cut(enum.Enum):
@@ -91,6 +100,7 @@ class Plan:
       groups: pieces of a row that one warp holds.
       piece: elements that a warp loads at once.
       vector: neighbouring elements that one lane loads at a time.
+      shared_sums: sums along columns that are kept in shared memory, for want of registers.
       stages: slots of the ring.
       ctas: CTAs of the launch, a multiple of `parts`.
       shared_bytes: shared memory per CTA, bytes, an upper bound.
@@ -108,6 +118,7 @@ class Plan:
     groups: int
     piece: int
     vector: int
+    shared_sums: int
     stages: int
     ctas: int
     shared_bytes: int
@@ -119,7 +130,7 @@ class Plan:
 
     @property
     def padded(self) -> int:
-        """Columns that all warpgroups hold together; at least `width`."""
+        """Columns that all warpgroups hold together; at least `window`."""
         return self.parts * self.warpgroups * self.span
 
     @property
@@ -130,13 +141,43 @@ class Plan:
     @property
     def shifted(self) -> bool:
         """Whether rows start anywhere between the multiples of 16 bytes that copies start at."""
-        return self.cut is Cut.CTA and self.width * self.itemsize % COPY_BYTES != 0
+        return self.cut is Cut.CTA and self.width % self.quantum != 0
 
     @property
-    def late(self) -> bool:
-        """Whether rows of elements, or rows of bytes, are shifted."""
-        of_bytes = self.masks > 0 and self.width % COPY_BYTES != 0
-        return self.cut is Cut.CTA and (self.shifted or of_bytes)
+    def masks_shifted(self) -> bool:
+        """Whether rows of bytes are."""
+        return self.cut is Cut.CTA and self.masks > 0 and self.width % COPY_BYTES != 0
+
+    @property
+    def quantum(self) -> int:
+        """Elements in 16 bytes."""
+        return COPY_BYTES // self.itemsize
+
+    @property
+    def period(self) -> int:
+        """Rows after which lateness repeats; 1 where no row is late."""
+        return self.quantum // math.gcd(self.width, self.quantum) if self.shifted else 1
+
+    @property
+    def steady(self) -> bool:
+        """Whether all rows of a CTA are equally late."""
+        walkers = self.ctas // self.parts
+        return walkers % self.period == 0 or walkers >= self.blocks
+
+    @property
+    def window(self) -> int:
+        """Columns, or places of a window on every row, however late."""
+        return _window(self.width, self.itemsize) if self.shifted else self.width
+
+    def late(self, row: Any) -> Any:
+        """Elements by which a row starts after a multiple of 16 bytes."""
+        return row * self.width & (self.quantum - 1) if self.shifted else 0
+
+    @property
+    def registers(self) -> int:
+        """What a lane has for values that it keeps from block to block."""
+        of_lane = min(MOST_REGISTERS, REGISTERS_PER_SM // (LANES * self.warpgroups))
+        return of_lane - REGISTERS_TO_WORK
 
     @property
     def blocks(self) -> int:
@@ -147,7 +188,7 @@ class Plan:
     def region(self) -> int:
         """Elements that a warpgroup has of a ring slot."""
         if self.cut is Cut.CTA:
-            return self.span + (LANES if self.late else 0)
+            return self.span + (LANES if self.masks_shifted else 0)
         return self.rows_per_block * self.width
 
     @property
@@ -214,7 +255,8 @@ def plan_rows(
     op: str,
     masks: int = 0,
     reduces: bool = True,
-    sums: bool = False,
+    by_column: bool = False,
+    sums: int = 0,
     tuning: Tuning | None = None,
 ) -> Plan:
     """The plan of a kernel over [rows, width] with `streams` row inputs of `dtype`.
@@ -229,8 +271,10 @@ def plan_rows(
       op: the name under which measured choices are kept, see `tuned`.
       masks: arrays of [rows, width] bytes that are read besides.
       reduces: whether the kernel reduces along rows, so that parts of a row form a cluster.
-      sums: whether it sums along columns: every CTA then writes as much as a row or two, so that
-        few rows are not spread over more CTAs than it takes to use all multiprocessors.
+      by_column: whether it has parameters, or sums along columns, so that every CTA needs rows
+        that are equally late.
+      sums: how many sums along columns it has: every CTA then writes as much as a row or two, so
+        that few rows are not spread over more CTAs than it takes to use all multiprocessors.
       tuning: instead of the measured choice.
     """
     itemsize = jnp.dtype(dtype).itemsize
@@ -267,13 +311,24 @@ def plan_rows(
         groups=columns.groups,
         piece=columns.piece,
         vector=max(1, columns.piece // WARP),
+        shared_sums=0,
         stages=1,
         ctas=parts,
         shared_bytes=0,
     )
     block_bytes = plan.slot * column_bytes
+    sum_bytes = 4 * plan.slot
+    while (
+        cut is Cut.CTA
+        and plan.shared_sums < sums
+        # A sum and what is added to it are f32.
+        and 2 * plan.elements_per_lane * (sums - plan.shared_sums) > plan.registers
+        and 2 * block_bytes + (plan.shared_sums + 1) * sum_bytes <= SHARED_OF_RING
+    ):
+        plan = dataclasses.replace(plan, shared_sums=plan.shared_sums + 1)
     # f32 rows are twice as long: fewer of them fit, first per ring, then per SM.
     extra = SHARED_EXTRA_OF_CLUSTERS if plan.cluster else SHARED_EXTRA
+    extra += plan.shared_sums * sum_bytes
     room = (SHARED_PER_BLOCK - extra) // block_bytes
     stages = max(1, min(tuning.stages, room, MAX_BARRIERS // columns.warpgroups))
     shared = stages * block_bytes + extra
@@ -282,6 +337,8 @@ def plan_rows(
     walkers = max(1, sms * ctas_per_sm // parts)
     if sums:
         walkers = min(walkers, max(1, sms // parts, plan.blocks // BLOCKS_OF_SUM))
+    if by_column and walkers < plan.blocks:
+        walkers = max(1, walkers // plan.period) * plan.period
     return dataclasses.replace(
         plan,
         stages=stages,
@@ -331,11 +388,17 @@ def _cluster(width: int, bytes_per_column: int, tuning: Tuning) -> int:
     return min(MAX_CLUSTER, 1 << (least - 1).bit_length())
 
 
-def _columns(width: int, parts: Sequence[int], wish: int, itemsize: int) -> Columns:
-    """The least work: long pieces save instructions, short ones padding.
+def _window(width: int, itemsize: int) -> int:
+    """Places of a window on rows of `width` elements, no multiple of 16 bytes, however late."""
+    quantum = COPY_BYTES // itemsize
+    most_late = quantum - math.gcd(width, quantum)
+    return -(-(width + most_late) // quantum) * quantum
 
-    Rows that start anywhere can only be loaded element by element.
-    """
+
+def _columns(width: int, parts: Sequence[int], wish: int, itemsize: int) -> Columns:
+    """The least work: long pieces save instructions, short ones padding."""
+    quantum = COPY_BYTES // itemsize
+    window = _window(width, itemsize) if width % quantum else width
 
     def cost(c: Columns) -> float:
         work = c.parts * c.warpgroups * c.span * (1 + 0.5 * WARP / c.piece)
@@ -346,20 +409,19 @@ def _columns(width: int, parts: Sequence[int], wish: int, itemsize: int) -> Colu
         uneven = max(part, 1 / part) - 1
         return work * (1 + 0.25 * deviation + 0.1 * uneven)
 
-    longest = WARP if width * itemsize % COPY_BYTES else WARP * COPY_BYTES // itemsize
+    def can_end(c: Columns) -> bool:
+        """Whether one warpgroup has all that is in the window of some rows, and not of others."""
+        end = width // quantum * quantum
+        return end % c.span + window - end <= c.span
+
     candidates = (
-        Columns(cut, warpgroups, -(-width // (cut * warpgroups * WARPS * piece)), piece)
+        Columns(cut, warpgroups, -(-window // (cut * warpgroups * WARPS * piece)), piece)
         for cut in parts
         for warpgroups in range(1, MAX_WARPGROUPS + 1)
         for piece in (32, 64, 128, 256)
-        if piece <= longest
+        if 4 * WARP <= piece * itemsize <= COPY_BYTES * WARP
     )
-    return min((c for c in candidates if _can_end(c, width)), key=cost)
-
-
-def _can_end(columns: Columns, width: int) -> bool:
-    """Whether the warpgroup with the end of the row has enough of it to store both its ends."""
-    return (width - 1) % columns.span + 1 >= EDGE
+    return min(filter(can_end, candidates), key=cost)
 
 
 def _warp_piece(width: int, itemsize: int) -> int:

@@ -12,10 +12,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import inline
 from pallas_kernels.plan import LANES, WARP, WARPS, Cut, Plan
 
 # A row value is one number per row of a block: a scalar where that is one row, else a vector.
-type Along = Callable[..., jax.Array]
+type Combine = Callable[[jax.Array, jax.Array], jax.Array]
 type Exchange = Callable[..., tuple[jax.Array, ...]]
 
 
@@ -29,12 +30,13 @@ class Registers:
       layout: of a block, over the threads of a warpgroup.
     """
 
-    def __init__(self, plan: Plan, part: Any, group: Any, *, simulated: bool) -> None:
-        """For the warpgroup `group` of the CTA that has the part `part` of its rows."""
+    def __init__(self, plan: Plan, part: Any, group: Any, late: Any, *, simulated: bool) -> None:
+        """For the warpgroup `group` of the CTA that has the part `part` of rows that are `late`."""
         self._plan = plan
         self._part, self._group = part, group
         self._simulated = simulated
-        self._first_column = (part * plan.warpgroups + group) * plan.span
+        self._late = late
+        self._first_place = (part * plan.warpgroups + group) * plan.span
         self.shape, self.layout = shape_and_layout(plan)
 
     def load(self, ref: Any) -> jax.Array:
@@ -67,6 +69,11 @@ class Registers:
     def parameter(self, ref: Any) -> jax.Array:
         """A parameter as a block, from device memory; see `parameter_view`."""
         p = self._plan
+        if p.shifted:
+            column = jnp.clip(self.columns(), 0, p.width - 1)  # beside the row, any will do
+            if self._simulated:
+                return jnp.take(ref[...], column)
+            return inline.gather(ref, column, self.layout)
         if p.cut is Cut.CTA:
             mine = pl.ds(self._group * p.groups, p.groups)
             return plgpu.load(ref.at[self._part, mine], layout=self.layout, optimized=False)
@@ -79,9 +86,24 @@ class Registers:
         p = self._plan
         if p.cut is Cut.CTA:
             return ref[row]
-        across = range(len(self.shape) - 1, 0, -1)
-        of_rows = functools.reduce(lambda found, axis: found.reduce(axis), across, self.layout)
-        return plgpu.load(ref.at[pl.ds(row, p.rows_per_block)], layout=of_rows, optimized=False)
+        values = ref.at[pl.ds(row, p.rows_per_block)]
+        return plgpu.load(values, layout=self._layout_of_rows(), optimized=False)
+
+    def pick(self, source: Any, row: Any, column: jax.Array) -> jax.Array:
+        """One element of each row of the block that begins with `row`, from device memory."""
+        p = self._plan
+        if p.cut is Cut.CTA:
+            if p.flat:
+                return source[row * p.width + column].astype(jnp.float32)
+            piece = jnp.int32(p.piece)
+            found = source[row, lax.div(column, piece), lax.rem(column, piece)]
+            return found.astype(jnp.float32)
+        layout = self._layout_of_rows()
+        rows = row + plgpu.broadcasted_iota(jnp.int32, column.shape, 0, layout=layout)
+        at = jnp.minimum(rows, p.rows - 1) * p.width + column
+        if self._simulated:
+            return jnp.take(source[...].reshape(-1), at).astype(jnp.float32)
+        return inline.gather(source, at, layout).astype(jnp.float32)
 
     def save_row_value(self, ref: Any, row: Any, value: jax.Array) -> None:
         """Stores a row value of the block that begins with `row` in device memory."""
@@ -112,51 +134,61 @@ class Registers:
         return plgpu.broadcasted_iota(jnp.int32, self.shape, axis, layout=self.layout)
 
     def columns(self) -> jax.Array:
-        """The column of every element."""
+        """The column of every element; outside of 0 ... width - 1 beside the row."""
         p = self._plan
         if p.cut is Cut.LANE:
             return self.iota(1)
         axes = (0, 1, 2) if p.cut is Cut.CTA else (1, 2)
         strides = (WARPS * p.piece, p.piece, 1)[-len(axes) :]
-        return self._first_column + sum(
-            self.iota(a) * s for a, s in zip(axes, strides, strict=True)
+        return (
+            self._first_place
+            - self._late
+            + sum(self.iota(a) * s for a, s in zip(axes, strides, strict=True))
         )
 
-    def totals(self, exchange: Exchange, *blocks: jax.Array) -> tuple[jax.Array, ...]:
-        """Sums of blocks along their rows, as row values; one exchange for all."""
-        return self._reduce(exchange, jnp.sum, jnp.add, 0, blocks)
-
-    def maximum(self, exchange: Exchange, block: jax.Array) -> jax.Array:
-        """The largest value of each row, as a row value."""
-        return self._reduce(exchange, jnp.max, jnp.maximum, -jnp.inf, [block])[0]
-
-    def _reduce(
-        self,
-        exchange: Exchange,
-        along: Along,
-        combine: Callable[[jax.Array, jax.Array], jax.Array],
-        otherwise: float,
-        blocks: Sequence[jax.Array],
-    ) -> tuple[jax.Array, ...]:
-        cut = self._plan.cut
-        partials = []
-        for block in blocks:
-            partial = self._inside(block, otherwise)
-            if cut is Cut.LANE:
-                partial = along(partial, axis=1)
-            elif cut is Cut.WARP:
-                partial = along(along(partial, axis=1), axis=1)
-            else:
-                partial = along(along(partial, axis=0), axis=1)
-            partials.append(partial)
-        return exchange(combine, partials) if cut is Cut.CTA else tuple(partials)
-
-    def _inside(self, block: jax.Array, otherwise: float) -> jax.Array:
-        """The block, with `otherwise` in the columns past the end of the row."""
+    def only(self, block: jax.Array, otherwise: float = 0.0) -> jax.Array:
+        """The block, with `otherwise` beside the row."""
         p = self._plan
         if p.padded == p.width:
             return block
-        return jnp.where(self.columns() < p.width, block, jnp.asarray(otherwise, block.dtype))
+        if self._simulated or p.cut is not Cut.CTA:
+            column = self.columns()
+            inside = (column >= 0) & (column < p.width)
+            return jnp.where(inside, block, jnp.asarray(otherwise, block.dtype))
+        # Before the warpgroup in which the row ends, all is inside but the start of the window.
+        last, end = divmod(p.width, p.span)
+        everyone_has = end if last == p.parts * p.warpgroups - 1 else 0
+        always = range(p.quantum if p.shifted else 0, everyone_has)
+        first = self._late - self._first_place
+        return inline.only(block, first, p.width, otherwise, self.layout, always)
+
+    def totals(self, exchange: Exchange, *blocks: jax.Array) -> tuple[jax.Array, ...]:
+        """Sums of blocks along their rows and what is beside; one exchange for all."""
+        partials = [self._along(jnp.sum, "add", block) for block in blocks]
+        return self._exchanged(exchange, jnp.add, partials)
+
+    def maximum(self, exchange: Exchange, block: jax.Array) -> jax.Array:
+        """The largest value of each row and of what is beside, as an f32 row value."""
+        partial = self._along(jnp.max, "max", block).astype(jnp.float32)
+        return self._exchanged(exchange, jnp.maximum, [partial])[0]
+
+    def _along(self, along: Callable[..., jax.Array], name: str, block: jax.Array) -> jax.Array:
+        """A block reduced to a value of each row, or of each warp's part of it."""
+        of_cta = self._plan.cut is Cut.CTA
+        axes = (0, 2) if of_cta else tuple(range(1, len(self.shape)))
+        if self._simulated:
+            return along(block, axis=axes)
+        layout = self.layout.reduce(1) if of_cta else self._layout_of_rows()
+        return inline.reduce(block, name, axes, self.layout, layout)
+
+    def _layout_of_rows(self) -> Any:
+        across = range(len(self.shape) - 1, 0, -1)
+        return functools.reduce(lambda found, axis: found.reduce(axis), across, self.layout)
+
+    def _exchanged(
+        self, exchange: Exchange, combine: Combine, partials: Sequence[jax.Array]
+    ) -> tuple[jax.Array, ...]:
+        return exchange(combine, partials) if self._plan.cut is Cut.CTA else tuple(partials)
 
 
 def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
@@ -170,14 +202,14 @@ def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
         shape = (p.rows_per_block, p.width // p.piece, p.piece)
         warp_dim = -4
     else:
-        tiling = ((WARPS, p.piece), (2 * p.vector,), (p.vector,))
-        if not p.late:
-            tiling = ((WARPS, p.piece), (p.vector,))
+        tiling = ((WARPS, p.piece), (p.vector,))
+        if p.masks_shifted:
+            tiling = ((WARPS, p.piece), (2 * p.vector,), (p.vector,))
         shape = (p.groups, WARPS, p.piece)
-        warp_dim = -4 if p.late else -3
+        warp_dim = -4 if p.masks_shifted else -3
     # Lanes as 16 x 2 are the lanes in order, but keep Mosaic from moving matrices, four lanes of
     # 4 bytes at a time, which must start at multiples of 16 bytes.
-    lane_dims = (-3, -2) if p.late else (-2,)
+    lane_dims = (-3, -2) if p.masks_shifted else (-2,)
     layout = plgpu.Layout.TILED(
         plgpu.Tiling(tiling), warp_dims=(warp_dim,), lane_dims=lane_dims, vector_dim=-1
     )
@@ -186,6 +218,8 @@ def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
 
 def parameter_view(p: Plan, parameter: jax.Array) -> jax.Array:
     """A [width] parameter as `Registers.parameter` takes it."""
+    if p.shifted:
+        return parameter
     if p.padded != p.width:
         parameter = jnp.pad(parameter, (0, p.padded - p.width))
     if p.cut is Cut.LANE:
@@ -206,6 +240,14 @@ def column_sum(p: Plan, partials: jax.Array) -> jax.Array:
     """The f32 [width] total of [CTAs, *sums_shape] sums."""
     rows_of_block = () if p.cut is Cut.CTA else (1,)
     count = partials.shape[0]
+    if p.shifted:
+        partials = partials.reshape(count, p.padded)
+        if count > p.period:
+            partials = jnp.pad(partials, ((0, -count % p.period), (0, 0)))
+            partials = partials.reshape(-1, p.period, p.padded)
+            partials = lax.optimization_barrier(partials.sum(0))
+        found = [row[p.late(cta) : p.late(cta) + p.width] for cta, row in enumerate(partials)]
+        return functools.reduce(jnp.add, found)
     if count > WARP:
         # In two steps: XLA sums few columns with few CTAs.
         first = max(n for n in range(1, WARP + 1) if count % n == 0)

@@ -19,7 +19,7 @@ from jax.experimental import pallas as pl
 from pallas_kernels.arguments import arrays
 from pallas_kernels.batching import over_rows
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
-from pallas_kernels.rows import Result, run_rows
+from pallas_kernels.rows import Result, Row, run_rows
 from pallas_kernels.tuned import Tuning
 
 LOG2E = 1.4426950408889634
@@ -212,11 +212,16 @@ def softmax_backward_kernel(
     return found.outputs[0]
 
 
+def exponentials(x: jax.Array, maximum: jax.Array, row: Row) -> jax.Array:
+    """exp(x - maximum) of a block, in f32."""
+    # Subtracted before the factor, which would round a large x. -inf - -inf is NaN, as it must be.
+    return jnp.exp2((x.astype(jnp.float32) - row.spread(maximum)) * LOG2E)
+
+
 def _transform(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
-    x = blocks[0].astype(jnp.float32)
-    # Subtracted before the factor, which would round a large x. -inf - -inf is NaN, as it must be.
-    e = jnp.exp2((x - row.spread(row.maximum(x))) * LOG2E)
+    x = row.only(blocks[0], -jnp.inf)
+    e = exponentials(x, row.maximum(x), row)
     (total,) = row.totals(e)
     return Result((e * row.spread(1.0 / total),))
 
@@ -224,8 +229,8 @@ def _transform(blocks, parameters, row_inputs, row):
 def _transform_masked(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
     kept = blocks[1] != 0
-    x = jnp.where(kept, blocks[0].astype(jnp.float32), -jnp.inf)
-    e = jnp.exp2((x - row.spread(row.maximum(x))) * LOG2E)
+    x = row.only(jnp.where(kept, blocks[0].astype(jnp.float32), -jnp.inf), -jnp.inf)
+    e = exponentials(x, row.maximum(x), row)
     # In a row of which nothing is kept, e is NaN, and so would be 0 / total.
     (total,) = row.totals(jnp.where(kept, e, 0.0))
     return Result((jnp.where(kept, e * row.spread(1.0 / total), 0.0),))
@@ -234,7 +239,7 @@ def _transform_masked(blocks, parameters, row_inputs, row):
 def _transform_backward(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
     y, dy = (block.astype(jnp.float32) for block in blocks)
-    (total,) = row.totals(dy * y)
+    (total,) = row.totals(row.only(dy * y))
     return Result((y * (dy - row.spread(total)),))
 
 
@@ -242,5 +247,5 @@ def _transform_backward_masked(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
     y, dy = (block.astype(jnp.float32) for block in blocks)
     kept = y != 0.0
-    (total,) = row.totals(jnp.where(kept, dy * y, 0.0))
+    (total,) = row.totals(row.only(jnp.where(kept, dy * y, 0.0)))
     return Result((jnp.where(kept, y * (dy - row.spread(total)), 0.0),))

@@ -5,8 +5,8 @@ Everything about copies, slots and barriers is here and in `copies`, everything 
 operation is there.
 
 Order inside a CTA, for its block number k: wait for the copy of k; load it into registers and
-compute; wait until block k-1 has been read out of its slot and start the copy of block
-k + stages - 1 into that slot; write the results over k's own slots and start the copies out.
+compute; write the results over k's own slots; wait until block k-1 has been read out of its slot
+and start the copy of block k + stages - 1 into that slot; start the copies of the results out.
 """
 
 from __future__ import annotations
@@ -23,14 +23,10 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import exchange
+from pallas_kernels import exchange, inline
 from pallas_kernels.copies import Copies, arrivals, row_view, slot_shape
-from pallas_kernels.plan import LANES, REGISTERS_PER_SM, Cut, Plan
+from pallas_kernels.plan import Cut, Plan
 from pallas_kernels.registers import Registers, column_sum, parameter_view, sums_shape
-
-# Registers that a thread needs besides those that it keeps from row to row.
-REGISTERS_TO_WORK = 40
-MOST_REGISTERS = 255
 
 
 class Result(NamedTuple):
@@ -54,20 +50,27 @@ class Row:
     A row value is one number per row: a scalar where a block is one row, else a vector.
 
     Attributes:
+      again: the blocks and parameters once more, so that nothing of them need be kept in registers
+        over a reduction; read again where registers are scarce.
+      only: a block with 0, or another value, beside the row: what is there counts in reductions.
       totals: sums of several blocks in one exchange, as row values.
       maximum: the largest value of each row, as a row value.
       spread: broadcasts a row value against the block.
       columns: the column of every element of the block, int32.
+      pick: elements of the first stream, in the column that a row value says, as an f32 row value.
     """
 
+    again: Callable[[], tuple[list[jax.Array], list[jax.Array]]]
+    only: Callable[..., jax.Array]
     totals: Callable[..., tuple[jax.Array, ...]]
     maximum: Callable[[jax.Array], jax.Array]
     spread: Callable[[jax.Array], jax.Array]
     columns: Callable[[], jax.Array]
+    pick: Callable[[jax.Array], jax.Array]
 
 
 # (block of each stream, each parameter, each row input, row) -> what to store. Blocks and
-# parameters are register arrays of one shape. Columns past the end of a row hold anything.
+# parameters are register arrays of one shape. Beside the row, they hold anything.
 Transform = Callable[
     [list[jax.Array], list[jax.Array], list[jax.Array], Row],
     Result,
@@ -132,9 +135,11 @@ def run_rows(
     stored_rows = p.blocks * p.rows_per_block if p.cut is Cut.LANE else rows
     # Parameters stay in registers from row to row where there is room for them beside the sums
     # along columns; else they are read again for each row.
-    room = min(MOST_REGISTERS, REGISTERS_PER_SM // (LANES * p.warpgroups)) - REGISTERS_TO_WORK
-    held = len(parameters) + 2 * column_sums + (len(streams) if p.cut is Cut.LANE else 0)
-    reload = p.elements_per_lane * held > room
+    held = len(parameters) + 2 * (column_sums - p.shared_sums)
+    held += len(streams) if p.cut is Cut.LANE else 0
+    reload = p.elements_per_lane * held > p.registers
+    # So do blocks from before a reduction until after it, two f32 of each stream.
+    crowded = p.elements_per_lane * (held + 2 * len(streams)) > p.registers
 
     def kernel(*refs):
         queue = list(refs)
@@ -145,7 +150,7 @@ def run_rows(
         ins, params, per_row = take(len(streams)), take(len(parameters)), take(len(row_inputs))
         outs, values_out, sums_out = take(outputs), take(row_values), take(column_sums)
         exchanged = take(1 if simulated and p.cluster else 0)
-        rings = take(len(streams))
+        rings, shared_sums = take(len(streams)), take(p.shared_sums)
         (full,) = take(1)
         places = exchange.Places(p, exchanged, queue, simulated=simulated)
 
@@ -156,8 +161,7 @@ def run_rows(
             cta = lax.axis_index("walker")
             walker, part = lax.div(cta, jnp.int32(p.parts)), _rem(cta, p.parts)
         count = (p.blocks - 1 - walker) // walkers + 1
-        copies = Copies(p, part, group, simulated)
-        registers = Registers(p, part, group, simulated=simulated)
+        copies = Copies(p, walker, part, group, simulated)
 
         def nominal_start(k):
             return (walker + k * walkers) * p.rows_per_block
@@ -179,16 +183,27 @@ def run_rows(
             for source, ring in zip(ins, rings, strict=True):
                 copies.start_in(source, block_start(k), ring, _rem(k, p.stages), arrival(k))
 
-        def row_operations(k) -> Row:
+        def registers_of(k) -> Registers:
+            late = copies.late(block_start(k))
+            return Registers(p, part, group, late, simulated=simulated)
+
+        def row_operations(k, registers, again) -> Row:
             of_block = places.of_block(k, group, exchanges)
             return Row(
+                again=again,
+                only=registers.only,
                 totals=functools.partial(registers.totals, of_block),
                 maximum=functools.partial(registers.maximum, of_block),
                 spread=registers.spread,
                 columns=registers.columns,
+                pick=functools.partial(registers.pick, ins[0], block_start(k)),
             )
 
-        def only_once(block, k):
+        def in_shared(ref):
+            """This warpgroup's columns of a sum."""
+            return ref.at[pl.ds(group * p.span if p.warpgroups > 1 else 0, p.span)]
+
+        def only_once(block, k, registers):
             """Zero in the rows that another block has too."""
             if p.rows_per_block == 1 or rows % p.rows_per_block == 0:
                 return block
@@ -198,6 +213,7 @@ def run_rows(
 
         def step(k, carry):
             ahead, sums = carry
+            registers = registers_of(k)
 
             def refill():
                 if outputs:
@@ -215,40 +231,50 @@ def run_rows(
                 refill()
             plgpu.barrier_wait(arrival(k))
             slot = _rem(k, p.stages)
-            blocks = [registers.load(copies.in_ring(ring, slot, block_start(k))) for ring in rings]
-            given = [registers.parameter(ref) for ref in params] if reload else kept
-            result = transform(blocks, given, list(ahead), row_operations(k))
-            if p.stages > 1:
-                refill()
+
+            def load():
+                places = [copies.in_ring(ring, slot, block_start(k)) for ring in rings]
+                blocks = [registers.load(place) for place in places]
+                return blocks, [registers.parameter(ref) for ref in params] if reload else kept
+
+            blocks, given = load()
+            again = load if crowded else lambda: (blocks, given)
+            result = transform(blocks, given, list(ahead), row_operations(k, registers, again))
+            adds = [only_once(block, k, registers) for block in result.column_values]
+            added = [total + block for total, block in zip(sums, adds, strict=False)]
             for ring, output in zip(rings, result.outputs, strict=False):
                 place = copies.in_ring(ring, slot, block_start(k))
                 registers.save(place, output.astype(dtype))
+            for ref, block in zip(shared_sums, adds[len(sums) :], strict=True):
+                registers.save(in_shared(ref), registers.load(in_shared(ref)) + block)
+            if p.stages > 1:
+                refill()
             if outputs:
                 plgpu.commit_smem()
             for ring, out in zip(rings, outs, strict=False):
                 copies.start_out(ring, slot, out, block_start(k))
             for ref, value in zip(values_out, result.row_values, strict=True):
                 registers.save_row_value(ref, block_start(k), value)
-            added = [
-                total + only_once(block, k)
-                for total, block in zip(sums, result.column_values, strict=True)
-            ]
             return next_ahead, added
 
         if p.cut is Cut.LANE and not simulated:
             for ring in rings:
-                _as_it_is(ring)
+                inline.as_it_is(ring)
         for k in range(p.stages - 1):
 
             @pl.when(k < count)
             def _(k=k):
                 fetch(jnp.int32(k))
 
+        registers = registers_of(jnp.int32(0))
         kept = [] if reload else [registers.parameter(ref) for ref in params]
-        nothing = [registers.zeros() for _ in sums_out]
+        for ref in shared_sums:
+            registers.save(in_shared(ref), registers.zeros())
+        nothing = [registers.zeros() for _ in range(column_sums - p.shared_sums)]
         ahead = [registers.row_value(ref, block_start(jnp.int32(0))) for ref in per_row]
         _, sums = lax.fori_loop(jnp.int32(0), count, step, (ahead, nothing))
-        for ref, total in zip(sums_out, sums, strict=True):
+        totals = sums + [registers.load(in_shared(ref)) for ref in shared_sums]
+        for ref, total in zip(sums_out, totals, strict=True):
             registers.save_sums(ref.at[walker], total)
         plgpu.wait_smem_to_gmem(0)
         places.leave()
@@ -273,6 +299,7 @@ def run_rows(
         thread_name="warpgroup",
         scratch_types=(
             *(plgpu.SMEM((p.stages, *whole), stream.dtype) for stream in streams),
+            *(plgpu.SMEM((p.slot,), jnp.float32) for _ in range(p.shared_sums)),
             plgpu.Barrier(
                 num_arrivals=sum(arrivals(p, stream.dtype) for stream in streams),
                 num_barriers=p.stages * p.warpgroups,
@@ -298,12 +325,3 @@ def run_rows(
 def _rem(index, count: int):
     """index % count for index >= 0, in int32 also where x64 makes Python's integers 64 bits."""
     return lax.rem(index, jnp.int32(count))
-
-
-@plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
-def _as_it_is(context, ref):
-    """Keeps Mosaic from looking for a tiling of a buffer that registers are only loaded from.
-
-    It would look for one of [128, width], and come upon none for widths of 16 or 32 bytes.
-    """
-    del context, ref

@@ -22,7 +22,9 @@ CASES = [
     *((op, 4096) for op in ("residual_layer_norm", "softmax", "layer_norm_backward")),
     *((op, 16384) for op in ("residual_layer_norm", "softmax", "rms_norm_backward")),
     *((op, 65536) for op in ("prenorm_rms_norm", "softmax", "layer_norm_backward")),
+    *((op, 131072) for op in ("residual_layer_norm", "cross_entropy", "rms_norm_backward")),
     *((op, 769) for op in ("residual_layer_norm", "softmax_backward")),
+    *((op, 16385) for op in ("residual_layer_norm", "cross_entropy", "layer_norm_backward")),
 ]
 
 
@@ -41,11 +43,15 @@ def compiled(op, width, target):
     return launch.plan(rows, width, dtype), found[name]
 
 
+# The fastest plan for this width spills: without, 154.7 µs instead of 119.8 (BUILD_NOTES.md).
+KNOWN_SPILLS = {("rms_norm_backward", 131072): 140}
+
+
 @pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
 @pytest.mark.parametrize(("op", "width"), CASES)
 def test_no_spills_and_the_planned_launch(op, width, deviceless):
     p, found = compiled(op, width, deviceless("h200"))
-    assert found.spill_bytes == 0
+    assert found.spill_bytes <= KNOWN_SPILLS.get((op, width), 0)
     assert found.registers <= 65536 // (p.warpgroups * 128)
     assert found.threads == 128 * p.warpgroups
     assert found.grid[0] == p.ctas

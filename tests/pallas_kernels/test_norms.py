@@ -28,6 +28,7 @@ import pallas_kernels.norms as pk
 from pallas_kernels import norm_kernels, plan
 from pallas_kernels.norm_kernels import Norm
 from pallas_kernels.plan import Cut
+from pallas_kernels.tuned import Tuning
 
 pytestmark = pytest.mark.thorough
 # A row per lane, the flat array, a row per warp, one and several warpgroups, a cluster; with fewer
@@ -289,3 +290,29 @@ def test_expected_bytes():
         3 * array + 3 * vector + 2 * numbers
     )
     assert backward(rms, rows, width, BF16) == 4 * array + numbers
+
+
+@pytest.mark.parametrize("width", [16384, 16001])
+def test_sums_in_shared_memory(width, few_ctas):
+    """Where 4 warpgroups have 32 columns to a lane, registers hold one sum of two."""
+    norm, rows, tuning = NORMS["layer_norm"], 3, Tuning(width, 1, 4, 1, 2)
+    p = norm_kernels.plan_backward(norm, rows, width, BF16, tuning=tuning)
+    assert (p.shared_sums, p.warpgroups, p.parts) == (1, 4, 1)
+    h, dy = (random(seed, (rows, width), BF16) for seed in range(2))
+    scale = random(2, (width,), F32)
+    statistics = [f64(h).mean(-1), standardised(norm, h)[1][:, 0]]
+    found = norm_kernels.backward_kernel(
+        norm,
+        h,
+        dy,
+        None,
+        [jnp.asarray(s, F32) for s in statistics],
+        scale,
+        bias_dtype=F32,
+        tuning=tuning,
+        interpret=INTERPRET,
+    )
+    dx, dscale, dbias = backward64(norm, h, dy, None, scale)
+    assert_rows_close(found.dx, dx)
+    assert_columns_close(found.dscale, dscale, rows)
+    assert_columns_close(found.dbias, dbias, rows)

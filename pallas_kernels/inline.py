@@ -1,0 +1,201 @@
+"""What Pallas has no words for, as MLIR in the middle of a kernel; never simulated.
+
+Register arrays are Mosaic's `FragmentedArray`s here: for every thread of a warpgroup, an array of
+vector registers.
+"""
+
+from __future__ import annotations
+
+import math
+from collections.abc import Sequence
+from typing import Any
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+from jax.experimental.mosaic.gpu import utils
+from jax.experimental.pallas import mosaic_gpu as plgpu
+from jaxlib.mlir import ir
+from jaxlib.mlir.dialects import arith, memref, vector
+
+GREATER_EQUAL, LESS = arith.CmpIPredicate.sge, arith.CmpIPredicate.slt
+LANES = 128  # of a warpgroup
+
+
+def gather(ref: Any, places: jax.Array, layout: Any) -> jax.Array:
+    """Elements of a contiguous reference by their places in memory, each loaded by itself.
+
+    Places (int32) and result are register arrays of `layout`.
+    """
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), layout),
+        return_type=plgpu.ShapeDtypeStruct(places.shape, ref.dtype, layout=layout),
+    )
+    def run(context, ref, places):
+        del context
+        ref = _flat(ref)
+        return places.foreach(lambda place, _: memref.load(ref, [_index(place)]), create_array=True)
+
+    return run(ref, places)
+
+
+def reduce(
+    block: jax.Array, operation: str, axes: Sequence[int], layout: Any, reduced: Any
+) -> jax.Array:
+    """A block of `layout`, reduced inside warps to one of layout `reduced`, in one step.
+
+    `jnp.sum` takes a step for each axis, and in each adds zero to every element.
+    """
+    shape = tuple(size for axis, size in enumerate(block.shape) if axis not in axes)
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,),
+        return_type=plgpu.ShapeDtypeStruct(shape, block.dtype, layout=reduced),
+    )
+    def run(context, block):
+        del context
+        return block.reduce(operation, axes)
+
+    return run(plgpu.layout_cast(block, layout))
+
+
+def only(
+    block: jax.Array,
+    first: jax.Array,
+    count: int,
+    otherwise: float,
+    layout: Any,
+    always: range,
+) -> jax.Array:
+    """The block, with `otherwise` outside of the `count` places from `first` on.
+
+    A place is an index into the flattened block; those in `always` are known to be inside. One
+    logical operation on 4 bytes does for one element or two, where `jnp.where` takes an instruction
+    or more for each.
+    """
+    dtype = jnp.dtype(block.dtype)
+    size = 4 // dtype.itemsize
+    bits = int.from_bytes(size * np.asarray(otherwise, dtype).tobytes(), "little")
+    strides = [math.prod(block.shape[axis + 1 :]) for axis in range(len(block.shape))]
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout, plgpu.Layout.WG_SPLAT()),
+        return_type=plgpu.ShapeDtypeStruct(block.shape, dtype, layout=layout),
+    )
+    def run(context, block, first):
+        del context
+        first = first.registers.item()
+        end = arith.addi(first, _i32(count))
+        chosen = block.registers.copy()
+        indices = block.layout.thread_idxs(block.shape)
+        for register, index in zip(np.ndindex(chosen.shape), indices, strict=True):
+            begin = register[0] * strides[0]
+            if begin in always and begin + strides[0] - 1 in always:
+                continue
+            place = _i32(0)
+            for axis, stride in zip(index, strides, strict=True):
+                place = arith.addi(place, arith.muli(_as_i32(axis), _i32(stride)))
+            (length,) = ir.VectorType(chosen[register].type).shape
+            words = utils.bitcast(
+                chosen[register], ir.VectorType.get((length // size,), place.type)
+            )
+            for word in range(length // size):
+                mask = _i32(0)
+                for part in range(size):
+                    at = arith.addi(place, _i32(word * size + part))
+                    inside = arith.andi(
+                        arith.cmpi(GREATER_EQUAL, at, first), arith.cmpi(LESS, at, end)
+                    )
+                    ones = (2 ** (32 // size) - 1) << (32 // size * part)
+                    mask = arith.ori(mask, arith.select(inside, _i32(ones), _i32(0)))
+                at_word = ir.DenseI64ArrayAttr.get([word])
+                kept = arith.andi(vector.extract(words, [], at_word), mask)
+                others = arith.andi(arith.xori(mask, _i32(-1)), _i32(bits))
+                words = vector.insert(arith.ori(kept, others), words, [], at_word)
+            chosen[register] = utils.bitcast(words, chosen[register].type)
+        return type(block)(_registers=chosen, _layout=block.layout, _is_signed=block.is_signed)
+
+    return run(plgpu.layout_cast(block, layout), jnp.int32(first))
+
+
+def store_ends(
+    ring: Any,
+    out: Any,
+    in_ring: Any,
+    in_out: Any,
+    first: Any,
+    end: Any,
+    ranges: Sequence[tuple[int, int]],
+) -> None:
+    """Stores the places of `ranges` that are from `first` to before `end`, one to a lane.
+
+    `in_ring` and `in_out` are where the places count from in the flattened references.
+    """
+    numbers = [jnp.int32(number) for number in (in_ring, in_out, first, end)]
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), plgpu.RefType(), *[plgpu.Layout.WG_SPLAT()] * len(numbers))
+    )
+    def run(context, ring, out, *numbers):
+        del context
+        in_ring, in_out, first, end = (number.registers.item() for number in numbers)
+        lane = arith.remui(utils.thread_idx(), _i32(LANES))
+        place, lanes = lane, 0
+        for start, stop in ranges:
+            beyond = arith.cmpi(GREATER_EQUAL, lane, _i32(lanes))
+            place = arith.select(beyond, arith.addi(lane, _i32(start - lanes)), place)
+            lanes += stop - start
+        inside = arith.andi(arith.cmpi(GREATER_EQUAL, place, first), arith.cmpi(LESS, place, end))
+        with utils.when(arith.andi(inside, arith.cmpi(LESS, lane, _i32(lanes)))):
+            value = memref.load(_flat(ring), [_index(arith.addi(in_ring, place))])
+            memref.store(value, out, [_index(arith.addi(in_out, place))])
+
+    run(ring, out, *numbers)
+
+
+def copy_out_up_to_end(source: Any, out: Any, first: Any, size: int) -> None:
+    """Copies `size` elements to `first` in a one-dimensional array, as many of them as it has.
+
+    Mosaic takes a contiguous copy out for a plain one, which wants a multiple of 16 bytes up to the
+    end of the array: the copy with a tensor map has to be asked for by its own name.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), plgpu.RefType(), plgpu.Layout.WG_SPLAT()))
+    def start(context, source, out, first):
+        context.async_copy(
+            src_ref=source,
+            dst_ref=out,
+            gmem_slice=(utils.DynamicSlice(_index(first.registers.item()), size),),
+            swizzle=None,
+            arrive=False,
+            oob_mode=plgpu.OOBFillMode.ZEROS,
+        )
+
+    start(source, out, jnp.int32(first))
+
+
+@plgpu.inline_mgpu(arg_types=(plgpu.RefType(),))
+def as_it_is(context, ref):
+    """Keeps Mosaic from looking for a tiling of a buffer that registers are only loaded from.
+
+    It would look for one of [128, width], and come upon none for widths of 16 or 32 bytes.
+    """
+    del context, ref
+
+
+def _flat(ref: Any) -> Any:
+    return utils.memref_reshape(ref, (math.prod(ir.MemRefType(ref.type).shape),))
+
+
+def _i32(value: int) -> Any:
+    wrapped = value - 2**32 if value >= 2**31 else value
+    return utils.c(wrapped, ir.IntegerType.get_signless(32))
+
+
+def _as_i32(index: Any) -> Any:
+    return arith.index_cast(ir.IntegerType.get_signless(32), index)
+
+
+def _index(value: Any) -> Any:
+    return arith.index_cast(ir.IndexType.get(), value)

@@ -1,0 +1,182 @@
+"""Rows that are no multiple of 16 bytes: what a window shows of the rows beside must not matter."""
+
+import dataclasses
+
+import jax
+import jax.numpy as jnp
+import numpy as np
+import pytest
+from norm_references import assert_columns_close, assert_rows_close, backward64, forward64
+from references import INTERPRET, assert_close, cross_entropy, f64, softmax, softmax_where
+
+from pallas_kernels import catalogue, norm_kernels, plan, registers
+from pallas_kernels.cross_entropy import cross_entropy_kernel
+from pallas_kernels.norm_kernels import Norm
+from pallas_kernels.plan import Cut
+from pallas_kernels.row_softmax import softmax_kernel
+from pallas_kernels.tuned import Tuning
+
+BF16, F16, F32 = jnp.bfloat16, jnp.float16, jnp.float32
+LAUNCHES = catalogue.launches()
+LATE_WIDTHS = [
+    33, 34, 36, 63, 65, 100, 127, 249, 250, 257, 511, 513, 769, 1001, 1023, 1025, 2047, 2049, 4095,
+    5001, 16383, 16385, 32767, 50257, 65535, 65537, 100001, 131071,
+]  # fmt: skip
+
+
+@pytest.fixture
+def few_ctas(monkeypatch):
+    """As many CTAs as latenesses, so that each takes several rows."""
+    monkeypatch.setattr(plan, "SMS", 9)
+    monkeypatch.setattr(plan, "SMS_OF_CLUSTERS", {1: 9, 2: 18, 4: 36, 8: 72})
+
+
+def one_cta(width, warpgroups=1, parts=1):
+    """One for each multiprocessor."""
+    return Tuning(width, 1, warpgroups, ctas_per_sm=1, stages=2, parts=parts)
+
+
+def arrays(rows, width, dtype, count):
+    rng = np.random.default_rng(width)
+    return [jnp.asarray(rng.normal(size=(rows, width)) + 0.5, dtype) for _ in range(count)]
+
+
+@pytest.mark.parametrize("op", LAUNCHES)
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_windows_hold_rows_however_late(op, dtype):
+    launch, itemsize = LAUNCHES[op], jnp.dtype(dtype).itemsize
+    for width in LATE_WIDTHS:
+        if width * itemsize % 16 == 0 or (launch.reduces and width > 65536):
+            continue
+        p = launch.plan(1000, width, dtype)
+        assert p.shifted
+        lates = {p.late(row) for row in range(100)}
+        assert len(lates) == p.period
+        assert max(lates) + width <= p.window <= p.padded, p
+        # Copies in end in the next row at most, with masks' 16 bytes more.
+        assert p.window + 16 < min(lates) + 2 * width, p
+        # Whoever has the last 16 bytes that every row has, has all that only some have.
+        end = width // p.quantum * p.quantum
+        assert (p.window - 1) // p.span == end // p.span, p
+
+
+@pytest.mark.parametrize("op", [op for op, launch in LAUNCHES.items() if launch.parameters])
+def test_all_rows_of_a_cta_are_equally_late_where_something_belongs_to_columns(op):
+    for rows in (1, 7, 8, 9, 131, 1000, 65537):
+        for width in LATE_WIDTHS:
+            for dtype in (BF16, F32):
+                p = LAUNCHES[op].plan(rows, width, dtype)
+                if p.cut is Cut.CTA:
+                    walkers = p.ctas // p.parts
+                    lates = [
+                        {p.late(row) for row in range(cta, min(rows, 40 * walkers), walkers)}
+                        for cta in range(walkers)
+                    ]
+                    assert all(len(found) == 1 for found in lates), p
+                    assert p.steady
+
+
+@pytest.mark.parametrize("ctas", [1, 5, 8, 13, 16, 40])
+@pytest.mark.parametrize("dtype", [BF16, F32])
+def test_sums_of_rows_of_all_latenesses_are_added_column_by_column(ctas, dtype):
+    p = LAUNCHES["layer_norm_backward"].plan(1000, 99, dtype)
+    p = dataclasses.replace(p, ctas=ctas * p.parts)
+    rng = np.random.default_rng(ctas)
+    of_cta = rng.normal(size=(ctas, p.width))
+    partials = np.full((ctas, p.padded), np.nan)
+    for cta in range(ctas):
+        partials[cta, p.late(cta) : p.late(cta) + p.width] = of_cta[cta]
+    given = jnp.asarray(partials.reshape(ctas, *registers.sums_shape(p)), F32)
+    found = registers.column_sum(p, given)
+    assert_close(found, of_cta.sum(0), ulps=16, floor=1.0)
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "warpgroups", "parts"),
+    [
+        (1, 33, BF16, 1, 1),
+        (3, 65, F16, 1, 1),
+        (7, 37, F32, 1, 1),
+        (19, 35, BF16, 1, 1),
+        (20, 1001, BF16, 2, 1),
+        (18, 1030, F16, 1, 2),
+        (9, 515, F32, 2, 2),
+    ],
+)
+@pytest.mark.usefixtures("few_ctas")
+def test_parameters_and_sums_keep_their_columns(rows, width, dtype, warpgroups, parts):
+    x, dy = arrays(rows, width, dtype, 2)
+    scale, bias = jnp.asarray(np.random.default_rng(1).normal(size=(2, width)), F32)
+    norm = Norm(centred=True)
+    wish = one_cta(width, warpgroups, parts)
+    p = norm_kernels.plan_forward(norm, rows, width, dtype, tuning=wish)
+    assert (p.warpgroups, p.parts, p.shifted) == (warpgroups, parts, True)
+    found = norm_kernels.forward_kernel(
+        norm, x, None, scale, bias, saves=True, tuning=wish, interpret=INTERPRET
+    )
+    assert_rows_close(found.y, forward64(norm, x, scale, bias))
+    back = norm_kernels.backward_kernel(
+        norm,
+        x,
+        dy,
+        None,
+        found.statistics,
+        scale,
+        bias_dtype=F32,
+        tuning=wish,
+        interpret=INTERPRET,
+    )
+    dx, dscale, dbias = backward64(norm, x, dy, None, scale)
+    assert_rows_close(back.dx, dx)
+    assert_columns_close(back.dscale, dscale, rows)
+    assert_columns_close(back.dbias, dbias, rows)
+
+
+@pytest.mark.parametrize(
+    ("width", "dtype", "warpgroups", "parts"),
+    [(35, BF16, 1, 1), (37, F32, 1, 1), (1001, F16, 2, 1), (1030, BF16, 1, 2)],
+)
+@pytest.mark.usefixtures("few_ctas")
+def test_rows_of_nan_do_not_reach_the_rows_beside(width, dtype, warpgroups, parts):
+    rows, wish = 19, one_cta(width, warpgroups, parts)
+    (x,) = arrays(rows, width, dtype, 1)
+    bad = np.arange(rows) % 3 == 1
+    x = jnp.where(bad[:, None], jnp.nan, x)
+    labels = jnp.asarray(np.arange(rows) * 7 % width, jnp.int32)
+    y = softmax_kernel(x, tuning=wish, interpret=INTERPRET)
+    (losses,) = cross_entropy_kernel(x, labels, tuning=wish, interpret=INTERPRET)
+    norm = Norm(centred=True, residual=True)
+    n = norm_kernels.forward_kernel(norm, x, x, tuning=wish, interpret=INTERPRET).y
+    for found in (y, losses, n):
+        assert np.isnan(f64(found[bad])).all()
+    clean = x[~bad]
+    assert_close(y[~bad], softmax(clean), ulps=8 if dtype == F32 else 0.51)
+    want = cross_entropy(clean, np.asarray(labels)[~bad], np.ones(len(clean)))[0]
+    assert_close(losses[~bad], want, ulps=8, floor=1.0)
+    assert_rows_close(n[~bad], forward64(norm, clean + clean))
+
+
+@pytest.mark.parametrize(
+    ("rows", "width", "dtype", "warpgroups"),
+    [(19, 35, BF16, 1), (2, 40, F16, 1), (10, 36, F32, 1), (19, 1003, BF16, 2), (9, 1032, F32, 2)],
+)
+@pytest.mark.usefixtures("few_ctas")
+def test_masks_are_as_late_as_their_own_rows(rows, width, dtype, warpgroups):
+    """Rows of bytes start elsewhere than rows of elements."""
+    (x,) = arrays(rows, width, dtype, 1)
+    mask = jnp.asarray(np.random.default_rng(2).random((rows, width)) < 0.5)
+    y = softmax_kernel(x, mask, tuning=one_cta(width, warpgroups), interpret=INTERPRET)
+    assert_close(y, softmax_where(x, mask), ulps=8 if dtype == F32 else 0.51)
+
+
+@pytest.mark.usefixtures("few_ctas")
+def test_the_kernels_here_go_round():
+    """One plan of the cases above, so that they keep taking several rows to a CTA."""
+    p = norm_kernels.plan_forward(Norm(centred=True), 19, 35, BF16, tuning=one_cta(35))
+    assert p.ctas == p.period == 8 < p.blocks
+
+
+def test_few_rows_have_a_cta_each():
+    launch = LAUNCHES["layer_norm"]
+    assert [launch.plan(rows, 769, BF16).ctas for rows in (1, 3, 8, 13)] == [1, 3, 8, 13]
+    assert jax.eval_shape(launch.function, *launch.arguments(13, 769, BF16)).y.shape == (13, 769)
