@@ -10,7 +10,7 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels import cross_entropy, gated, gelu, norm_kernels, row_softmax
+from pallas_kernels import column_sums, cross_entropy, gated, gelu, norm_kernels, row_softmax
 from pallas_kernels.norm_kernels import Norm
 from pallas_kernels.plan import Plan
 
@@ -128,6 +128,25 @@ def launches() -> dict[str, Launch]:
             cross_entropy.plan_backward,
             row_inputs=("int32", "float32", "float32", "float32"),
             reduces=False,
+        ),
+    ]
+    found += [
+        _simple(
+            "bias_gelu_colsum",
+            1,
+            1,
+            column_sums.bias_gelu_colsum_kernel,
+            column_sums.plan_bias_gelu_colsum,
+            parameters=1,
+            reduces=False,
+        ),
+        _simple(
+            "scale_sums",
+            1,
+            0,
+            column_sums.scale_sums_kernel,
+            column_sums.plan_scale_sums,
+            parameters=1,
         ),
     ]
     for op, forward, backward in (
