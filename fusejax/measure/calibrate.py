@@ -1,99 +1,88 @@
-"""What this card really reaches: copy bandwidth, and the time lost between launches."""
+"""What this machine's card really reaches, measured: its profile."""
 
-import dataclasses
-from typing import Any
+import datetime
+import pathlib
+import re
+from collections.abc import Callable
 
 import jax
-import jax.numpy as jnp
+import jaxlib
 
-from fusejax.measure.timing import GRAPHS_OFF, device_times, end_to_end_times
+from fusejax.compile import targets
+from fusejax.measure.calibration import (
+    arithmetic,
+    bandwidth,
+    emitters,
+    launches,
+    matmul,
+)
+from fusejax.measure.calibration.plan import Plan
+from fusejax.measure.turns import card_turn
+from fusejax.profile import Profile
 
-# So long (some 80 µs on an H200) that the host, which needs some 35 µs per dispatch, stays ahead.
-_CHAINED_BYTES = 128 << 20
-_CHAINED = 9
-
-
-@dataclasses.dataclass(frozen=True)
-class Calibration:
-    """Figures of the card at hand, measured now."""
-
-    copied_bytes: int
-    """Bytes read plus bytes written by the copy that was timed."""
-    copy_us: float
-    """Median time of that copy."""
-    copy_bytes_per_s: float
-    """Bytes read plus bytes written per second: the floor of a program that only moves data."""
-    launch_us: float
-    """Gap between two kernels of one program."""
-    launch_in_graph_us: float
-    """The same where XLA may use CUDA graphs."""
-    dispatch_us: float
-    """Gap between the kernels of two programs that are dispatched one after another, the host being
-    ahead."""
-    host_dispatch_us: float
-    """Time per call of a program that does next to nothing: what the host needs to dispatch."""
+_DRIVER = pathlib.Path("/proc/driver/nvidia/version")
+# Of a card whose description does not tell the size of its L2 cache.
+_LIKELY_L2_BYTES = 64 << 20
 
 
 def copy_time_us(nbytes: int, *, rounds: int = 10) -> float:
-    """Median µs for a device-to-device copy that moves `nbytes`: half are read, half written."""
-    source = _random(nbytes // 2)
-    # A copy by the driver is no kernel, so CUPTI's kernel times miss it; back to back the device is
-    # never idle between copies, and the host's clock sees the device's time.
-    copy = jax.jit(jnp.copy)
-    calls = max(20, int(20e9 / nbytes))
-    return end_to_end_times({"copy": copy}, (source,), rounds=rounds, calls=calls)["copy"].median_us
+    """Median µs for a device-to-device copy that moves `nbytes`: half are read, half written.
+
+    The data come from memory, however few they are.
+    """
+    return bandwidth.copy_us(nbytes, rounds=rounds)
 
 
-def calibrate(nbytes: int = 268_435_456, *, rounds: int = 10) -> Calibration:
-    """Measures the card in about a second.
+def calibrate(
+    plan: Plan | None = None,
+    *,
+    command: str = "fusejax.measure.calibrate.calibrate()",
+    tell: Callable[[str], None] = lambda doing: None,
+) -> Profile:
+    """Measures this machine's first GPU, in about a minute.
 
     Args:
-      nbytes: bytes read plus bytes written by the copy: of the order of what is compared with it,
-        and several times the L2 cache.
-      rounds: repetitions of which the median is taken.
+      plan: sizes and repetitions; by default those for a data centre's card.
+      command: is kept in the profile.
+      tell: is told, in a few words, what is being done.
 
     Raises:
-      UsageError: there is no GPU.
+      UsageError: there is no GPU that JAX can use, or another profiler has hold of it.
     """
-    copy_us = copy_time_us(nbytes, rounds=rounds)
-    values = _random(_CHAINED_BYTES)
-    shape = jax.ShapeDtypeStruct(values.shape, values.dtype)
-    lowered = {
-        "chain": jax.jit(_chain).lower(shape),
-        "single": jax.jit(_step).lower(shape),
-    }
-    plain: dict[str, Any] = {
-        name: one.compile(compiler_options=GRAPHS_OFF) for name, one in lowered.items()
-    }
-    device = device_times(plain, (values,), rounds=rounds, iterations=5)
-    plain["graph"] = lowered["chain"].compile()
-    wall = end_to_end_times(plain, (values,), rounds=rounds, calls=20)
-    dispatch = wall["single"].median_us - device["single"].median_us
-    in_chain = wall["chain"].median_us - device["chain"].median_us
-    in_graph = wall["graph"].median_us - device["chain"].median_us
-    tiny = jnp.ones((128,), jnp.float32)
-    host = end_to_end_times({"tiny": jax.jit(_step)}, (tiny,), rounds=rounds, calls=500)["tiny"]
-    return Calibration(
-        copied_bytes=nbytes,
-        copy_us=copy_us,
-        copy_bytes_per_s=nbytes / copy_us * 1e6,
-        launch_us=max(0.0, (in_chain - dispatch) / (_CHAINED - 1)),
-        launch_in_graph_us=max(0.0, (in_graph - dispatch) / (_CHAINED - 1)),
-        dispatch_us=max(0.0, dispatch),
-        host_dispatch_us=host.median_us,
-    )
+    target = targets.usable_device()
+    plan = plan or Plan()
+    l2_bytes = target.figure("l2_cache_size") or _LIKELY_L2_BYTES
+    left_out: list[str] = []
+    with card_turn():
+        memory = bandwidth.memory_curves(plan, l2_bytes, tell, left_out.append)
+        memory["driver_copy"] = bandwidth.driver_copies(plan, tell)
+        return Profile(
+            card=target.title,
+            jax=jax.__version__,
+            jaxlib=jaxlib.version.__version__,
+            cuda=_cuda(target.description or ""),
+            driver=_driver(),
+            date=datetime.datetime.now(datetime.UTC).isoformat(timespec="seconds"),
+            command=command,
+            l2_bytes=l2_bytes,
+            memory=memory,
+            l2=bandwidth.l2_curves(plan, tell, left_out.append),
+            emitters=emitters.speeds(plan, tell, left_out.append),
+            arithmetic=arithmetic.costs(plan, tell, left_out.append),
+            matmuls=matmul.times(plan, tell, left_out.append),
+            launches=launches.measure(plan, tell),
+            left_out=tuple(left_out),
+        )
 
 
-def _step(x: jax.Array) -> jax.Array:
-    return x * 0.5 + 0.25
+def _cuda(description: str) -> str | None:
+    found = re.search(r'driver_version: "([^"]+)"', description)
+    return found[1] if found else None
 
 
-def _chain(x: jax.Array) -> jax.Array:
-    for _ in range(_CHAINED):
-        x = jax.lax.optimization_barrier(_step(x))
-    return x
-
-
-def _random(nbytes: int) -> jax.Array:
-    elements = nbytes // 2
-    return jax.random.normal(jax.random.key(0), (elements // 1024, 1024), jnp.bfloat16)
+def _driver() -> str | None:
+    try:
+        found = re.search(r"\b\d{3,}\.[\d.]+\b", _DRIVER.read_text())
+    except OSError:
+        return None
+    return found[0] if found else None

@@ -11,6 +11,7 @@ import ctypes
 import dataclasses
 import glob
 import io
+import math
 import os
 import pathlib
 import re
@@ -41,7 +42,27 @@ _EXECUTION: Mapping[str, str] = {
     "occupancy": "sm__warps_active.avg.pct_of_peak_sustained_active",
     "theoretical_occupancy": "sm__maximum_warps_per_active_cycle_pct",
 }
-_PERCENT = frozenset({"occupancy", "theoretical_occupancy"})
+# Not every card and every version of ncu has all of these: of several names the first that gives a
+# number counts. Where ncu takes an unknown name amiss, it is run again without them.
+_DETAILS: Mapping[str, tuple[str, ...]] = {
+    "issue": ("smsp__issue_active.avg.pct_of_peak_sustained_active",),
+    "dram": ("dram__throughput.avg.pct_of_peak_sustained_elapsed",),
+    "xu_pipe": ("sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active",),
+    "tensor_pipe": (
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active",
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active",
+    ),
+    "l2_hits": ("lts__t_sector_hit_rate.pct",),
+    "instructions": ("smsp__inst_executed.sum",),
+    "local_load_sectors": ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum",),
+    "local_store_sectors": ("l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum",),
+    "local_load_misses": ("l1tex__t_sectors_pipe_lsu_mem_local_op_ld_lookup_miss.sum",),
+    "local_store_misses": ("l1tex__t_sectors_pipe_lsu_mem_local_op_st_lookup_miss.sum",),
+}
+_PERCENT = frozenset({
+    "occupancy", "theoretical_occupancy", "issue", "dram", "xu_pipe", "tensor_pipe", "l2_hits",
+})  # fmt: skip
+_SECTOR_BYTES = 32
 _SCALE = {"K": 1e3, "M": 1e6, "G": 1e9, "T": 1e12}
 
 
@@ -61,8 +82,26 @@ class Execution:
     """Per block."""
     blocks: int
     occupancy: float
-    """Achieved, 0 to 1."""
+    """Achieved, 0 to 1: warps on a multiprocessor over those that fit, while it works."""
     theoretical_occupancy: float
+    """What registers, shared memory and threads per block allow, 0 to 1."""
+    issue: float | None = None
+    """Share of the cycles in which a scheduler issued an instruction, 0 to 1. Near 1, arithmetic
+    decides the time. This and all below are None where the card or ncu does not have it."""
+    dram: float | None = None
+    """Throughput of device memory over its peak, 0 to 1, at the clocks under ncu."""
+    xu_pipe: float | None = None
+    """Use of the pipe for exponentials, square roots, conversions and the like, 0 to 1."""
+    tensor_pipe: float | None = None
+    """Use of the tensor cores, 0 to 1."""
+    l2_hits: float | None = None
+    """Share of the sectors looked up in the L2 cache that were in it, 0 to 1."""
+    instructions: int | None = None
+    """Executed by warps."""
+    local_bytes: int | None = None
+    """Loads and stores of local memory (spills above all) that reach the L1 cache."""
+    local_bytes_past_l1: int | None = None
+    """Those of them that miss in L1 and go on to L2, and perhaps to device memory."""
 
 
 @dataclasses.dataclass(frozen=True)
@@ -133,6 +172,36 @@ def run_under_ncu(
             "Nsight Compute's ncu is not on the PATH: install it (it comes with the CUDA toolkit)"
         )
     metrics = [*_BYTES.values()] if bytes_only else [*_BYTES.values(), *_EXECUTION.values()]
+    details = [] if bytes_only else [name for names in _DETAILS.values() for name in names]
+    report, output, code = _counted(
+        ncu, [*metrics, *details], command, timeout_s, environment, tell
+    )
+    reason = refusal(report + output)
+    if reason is not None and any(name.split(".")[0] in reason for name in details):
+        report, output, code = _counted(ncu, metrics, command, timeout_s, environment, tell)
+        reason = refusal(report + output)
+    if reason is not None:
+        raise UsageError(reason)
+    found = parse(report, bytes_only=bytes_only)
+    if code != 0 or not found:
+        lines = (output.strip() or report.strip()).splitlines()
+        raise UsageError(
+            f"the run under ncu counted {len(found)} kernels and exited with "
+            f"{code} ({lines[-1].strip() if lines else 'it wrote nothing'}): "
+            "run it without ncu first"
+        )
+    return found
+
+
+def _counted(
+    ncu: pathlib.Path,
+    metrics: Sequence[str],
+    command: Sequence[str],
+    timeout_s: float,
+    environment: Mapping[str, str] | None,
+    tell: Callable[[str], None],
+) -> tuple[str, str, int]:
+    """ncu's report, what was written to standard output and then to standard error, exit code."""
     with tempfile.TemporaryDirectory(prefix="fusejax-ncu-") as folder:
         log = pathlib.Path(folder, "counters.csv")
         arguments = [
@@ -141,19 +210,7 @@ def run_under_ncu(
             "--target-processes", "all", "--metrics", ",".join(metrics),
         ]  # fmt: skip
         code, written, errors = _run([*arguments, *command], timeout_s, environment, tell)
-        report = log.read_text(errors="replace") if log.exists() else ""
-    reason = refusal(report + written + errors)
-    if reason is not None:
-        raise UsageError(reason)
-    found = parse(report, bytes_only=bytes_only)
-    if code != 0 or not found:
-        lines = (errors.strip() or written.strip() or report.strip()).splitlines()
-        raise UsageError(
-            f"the run under ncu counted {len(found)} kernels and exited with "
-            f"{code} ({lines[-1].strip() if lines else 'it wrote nothing'}): "
-            "run it without ncu first"
-        )
-    return found
+        return log.read_text(errors="replace") if log.exists() else "", written + errors, code
 
 
 def _run(
@@ -210,7 +267,7 @@ def _run(
 def parse(report: str, *, bytes_only: bool = False) -> tuple[Counted, ...]:
     """Reads `ncu --csv --page raw`: a row per launch, units in the second line.
 
-    Launches without one of the counters are left out.
+    Launches without one of the counters are left out, but for those that not every card has.
     """
     lines = [line for line in report.splitlines() if not line.startswith("==")]
     header = next((i for i, line in enumerate(lines) if "Kernel Name" in line), None)
@@ -226,7 +283,7 @@ def parse(report: str, *, bytes_only: bool = False) -> tuple[Counted, ...]:
         ran = None if bytes_only else _fields(_EXECUTION, row, units)
         if moved is None or (ran is None and not bytes_only):
             continue
-        execution = None if ran is None else Execution(**ran)
+        execution = None if ran is None else Execution(**ran, **_details(row, units))
         found.append(Counted(_function(row["Kernel Name"]), **moved, execution=execution))
     return tuple(found)
 
@@ -242,6 +299,22 @@ def _fields(
             return None
         found[field] = value / 100 if field in _PERCENT else round(value)
     return found
+
+
+def _details(row: Mapping[str, str], units: Mapping[str, str]) -> dict[str, Any]:
+    """The counters that not every card has, under the names of their fields; None for missing."""
+    found: dict[str, Any] = {}
+    for field, metrics in _DETAILS.items():
+        alone = (_fields({field: metric}, row, units) for metric in metrics)
+        found[field] = next((one[field] for one in alone if one is not None), None)
+    sectors = [found.pop(f"local_{kind}_sectors") for kind in ("load", "store")]
+    missed = [found.pop(f"local_{kind}_misses") for kind in ("load", "store")]
+    return {**found, "local_bytes": _bytes(sectors), "local_bytes_past_l1": _bytes(missed)}
+
+
+def _bytes(sectors: Sequence[int | None]) -> int | None:
+    known = [number for number in sectors if number is not None]
+    return sum(known) * _SECTOR_BYTES if len(known) == len(sectors) else None
 
 
 def refusal(output: str) -> str | None:
@@ -293,6 +366,8 @@ def _number(text: str | None, unit: str | None) -> float | None:
     try:
         number = float((text or "").replace(",", ""))
     except ValueError:
+        return None
+    if not math.isfinite(number):  # what ncu writes of a ratio to nothing
         return None
     prefixed = re.match(r"([KMGT])byte", unit or "")
     return number * _SCALE[prefixed[1]] if prefixed else number

@@ -55,6 +55,20 @@ class CallTime:
     samples: int
 
 
+@dataclasses.dataclass(frozen=True)
+class CallSlope:
+    """Wall-clock time per further call of asynchronous calls in a row, in µs."""
+
+    median_us: float
+    low_us: float
+    high_us: float
+    """10th and 90th percentile over pairs of batches."""
+    samples: int
+    batch_us: float
+    """What a batch costs once, however long it is: the way to the first kernel and the host's
+    waiting for the last. Median."""
+
+
 def device_times(
     variants: Mapping[str, Callable[..., Any]],
     arguments: Sequence[Any] | Mapping[str, Sequence[Any]],
@@ -102,14 +116,42 @@ def end_to_end_times(
         jax.block_until_ready([function(*per_variant[name]) for _ in range(2)])
     samples: dict[str, list[float]] = {name: [] for name in variants}
     for name in _turns(list(variants), rounds):
-        function, values = variants[name], per_variant[name]
-        jax.block_until_ready(function(*values))
-        start = time.perf_counter()
-        for _ in range(calls):
-            result = function(*values)
-        jax.block_until_ready(result)
-        samples[name].append((time.perf_counter() - start) / calls * 1e6)
+        samples[name].append(_batch_us(variants[name], per_variant[name], calls) / calls)
     return {name: CallTime(*_spread(found), len(found)) for name, found in samples.items()}
+
+
+def slope_times(
+    variants: Mapping[str, Callable[..., Any]],
+    arguments: Sequence[Any] | Mapping[str, Sequence[Any]],
+    *,
+    rounds: int = 10,
+    calls: tuple[int, int] = (10, 50),
+) -> dict[str, CallSlope]:
+    """Times every variant by the host's clock, per call that a longer batch has more.
+
+    The time of a batch is what it costs once plus the time per call, so the difference of two
+    batches holds the latter alone; `end_to_end_times` spreads the former over its calls.
+
+    Args:
+      rounds: turns of each variant, with a batch of either length.
+      calls: the lengths, the shorter first: long enough for the host to be ahead of the device (or
+        behind it) for good.
+    """
+    few, many = calls
+    per_variant = _arguments(variants, arguments)
+    for name, function in variants.items():
+        jax.block_until_ready([function(*per_variant[name]) for _ in range(2)])
+    slopes: dict[str, list[float]] = {name: [] for name in variants}
+    once: dict[str, list[float]] = {name: [] for name in variants}
+    for name in _turns(list(variants), rounds):
+        short, long = (_batch_us(variants[name], per_variant[name], count) for count in calls)
+        slope = (long - short) / (many - few)
+        slopes[name].append(slope)
+        once[name].append(short - few * slope)
+    return {
+        name: CallSlope(*_spread(found), len(found), statistics.median(once[name]))
+        for name, found in slopes.items()
+    }
 
 
 def kernel_us(measured: DeviceTime, kernels: Sequence[Kernel]) -> dict[str, float | None]:
@@ -150,6 +192,16 @@ def _arguments(
     if isinstance(arguments, Mapping):
         return arguments
     return dict.fromkeys(variants, arguments)
+
+
+def _batch_us(function: Callable[..., Any], arguments: Sequence[Any], calls: int) -> float:
+    """Wall-clock µs of as many calls in a row, the first of which finds the device idle."""
+    jax.block_until_ready(function(*arguments))
+    start = time.perf_counter()
+    for _ in range(calls):
+        result = function(*arguments)
+    jax.block_until_ready(result)
+    return (time.perf_counter() - start) * 1e6
 
 
 def _turns(names: Sequence[str], rounds: int) -> Iterator[str]:

@@ -58,6 +58,70 @@ def test_reads_the_report():
     assert gemm.read_bytes == 1024
 
 
+DETAILS = {
+    "smsp__issue_active.avg.pct_of_peak_sustained_active": ("%", "81.5"),
+    "dram__throughput.avg.pct_of_peak_sustained_elapsed": ("%", "52.25"),
+    "sm__inst_executed_pipe_xu.avg.pct_of_peak_sustained_active": ("%", "12"),
+    "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": ("%", "90"),
+    "lts__t_sector_hit_rate.pct": ("%", "33.3"),
+    "smsp__inst_executed.sum": ("inst", "1,234,567"),
+    "l1tex__t_sectors_pipe_lsu_mem_local_op_ld.sum": ("sector", "10"),
+    "l1tex__t_sectors_pipe_lsu_mem_local_op_st.sum": ("sector", "20"),
+    "l1tex__t_sectors_pipe_lsu_mem_local_op_ld_lookup_miss.sum": ("sector", "3"),
+    "l1tex__t_sectors_pipe_lsu_mem_local_op_st_lookup_miss.sum": ("sector", "4"),
+}
+
+
+def detailed(details):
+    """The report with further counters."""
+    lines = [HEADER, UNITS, ROW.format(id=0, name="loop_add_fusion", read="1024")]
+    columns = (details, [unit for unit, _ in details.values()], [v for _, v in details.values()])
+    return "\n".join(
+        ",".join([line, *(f'"{value}"' for value in more)])
+        for line, more in zip(lines, columns, strict=True)
+    )
+
+
+def test_details():
+    (launch,) = counters.parse(detailed(DETAILS))
+    found = launch.execution
+    assert found.issue == pytest.approx(0.815)
+    assert found.dram == pytest.approx(0.5225)
+    assert found.xu_pipe == pytest.approx(0.12)
+    assert found.tensor_pipe == pytest.approx(0.9)
+    assert found.l2_hits == pytest.approx(0.333)
+    assert found.instructions == 1_234_567
+    assert found.local_bytes == 30 * 32
+    assert found.local_bytes_past_l1 == 7 * 32
+    assert found.registers == 30
+
+
+@pytest.mark.parametrize("missing", DETAILS)
+@pytest.mark.parametrize("written", ["", "n/a", "(!) n/a", "nan", None])
+def test_a_missing_detail_loses_nothing_else(missing, written):
+    details = {**DETAILS, missing: ("", written)}
+    if written is None:
+        del details[missing]
+    (launch,) = counters.parse(detailed(details))
+    (whole,) = counters.parse(detailed(DETAILS))
+    lost = {
+        name
+        for name, value in vars(launch.execution).items()
+        if value != getattr(whole.execution, name)
+    }
+    assert len(lost) == 1
+    assert getattr(launch.execution, lost.pop()) is None
+
+
+def test_other_names_of_the_tensor_cores():
+    old = {
+        "sm__pipe_tensor_cycles_active.avg.pct_of_peak_sustained_active": ("", "n/a"),
+        "sm__inst_executed_pipe_tensor.avg.pct_of_peak_sustained_active": ("%", "40"),
+    }
+    (launch,) = counters.parse(detailed({**DETAILS, **old}))
+    assert launch.execution.tensor_pipe == pytest.approx(0.4)
+
+
 def test_bytes_alone():
     found = counters.parse(REPORT, bytes_only=True)
     assert [launch.execution for launch in found] == [None, None]
@@ -128,6 +192,28 @@ def test_runs_the_command(ncu):
     launches = counters.run_under_ncu(["true"])
     assert [launch.execution.threads for launch in launches] == [512, 512]
     assert "launch__registers_per_thread" in arguments.read_text()
+
+
+def test_unknown_names_are_left_out(tmp_path, monkeypatch):
+    path = tmp_path / "ncu"
+    monkeypatch.setattr(counters, "find", lambda: path)
+    (tmp_path / "report").write_text(REPORT)
+    path.write_text(
+        "#!/bin/sh\n"
+        f'echo run >> {tmp_path}/runs\ncase "$*" in\n'
+        '*tensor*) echo "==ERROR== Failed to find metric sm__inst_executed_pipe_tensor.avg"; '
+        "exit 1;;\nesac\n"
+        f'while [ "$1" != "--log-file" ]; do shift; done\ncp {tmp_path}/report "$2"\n'
+    )
+    path.chmod(0o755)
+    launches = counters.run_under_ncu(["true"])
+    assert [launch.execution.tensor_pipe for launch in launches] == [None, None]
+    assert [launch.execution.threads for launch in launches] == [512, 512]
+    assert (tmp_path / "runs").read_text() == "run\nrun\n"
+    path.write_text(f'#!/bin/sh\necho run >> {tmp_path}/runs\necho "==ERROR== No GPU"; exit 1\n')
+    with pytest.raises(UsageError, match="No GPU"):
+        counters.run_under_ncu(["true"])
+    assert (tmp_path / "runs").read_text() == "run\n" * 3
 
 
 def test_bytes_alone_are_asked_for(ncu):

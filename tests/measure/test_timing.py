@@ -6,7 +6,6 @@ from fusejax.compile import platform
 from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import timing
-from fusejax.measure.calibrate import calibrate
 from fusejax.measure.timing import DeviceTime, KernelTime
 
 no_gpu_here = pytest.mark.skipif(platform.gpu_present(), reason="is about a machine without a GPU")
@@ -75,6 +74,24 @@ def test_end_to_end_on_any_machine():
     assert all(0 < t.low_us <= t.median_us <= t.high_us and t.samples == 3 for t in found.values())
 
 
+def test_slope_leaves_out_what_a_batch_costs_once(monkeypatch):
+    def batch_us(function, arguments, calls):
+        return {"slow": 300 + 80 * calls, "fast": 300 + 20 * calls}[function()]
+
+    monkeypatch.setattr(timing, "_batch_us", batch_us)
+    variants = {"slow": lambda: "slow", "fast": lambda: "fast"}
+    found = timing.slope_times(variants, (), rounds=4, calls=(5, 25))
+    assert found["slow"] == timing.CallSlope(80, 80, 80, 4, 300)
+    assert found["fast"] == timing.CallSlope(20, 20, 20, 4, 300)
+
+
+def test_slope_on_any_machine():
+    x = jnp.ones((256, 256))
+    found = timing.slope_times({"f": jax.jit(lambda x: x @ x)}, (x,), rounds=5, calls=(5, 100))
+    assert found["f"].median_us > 0
+    assert found["f"].samples == 5
+
+
 @no_gpu_here
 def test_device_times_need_a_gpu():
     with pytest.raises(UsageError, match="need a GPU"):
@@ -94,11 +111,3 @@ def test_device_times_on_a_gpu():
     assert [len(device[name].kernels) for name in variants] == [1, 2]
     assert device["one"].median_us < device["two"].median_us
     assert device["one"].samples == 15
-
-
-@pytest.mark.gpu
-def test_calibration_on_a_gpu():
-    found = calibrate(rounds=3)
-    assert 1e11 < found.copy_bytes_per_s < 2e13
-    assert 0 <= found.launch_us < 20
-    assert 0 <= found.dispatch_us < 50
