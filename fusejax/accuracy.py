@@ -24,11 +24,14 @@ class Error:
 
 
 def random_values(shapes: Sequence[Any], seed: int) -> tuple[np.ndarray, ...]:
-    """An array per shape: standard normal, rounded to its dtype."""
+    """An array per shape: standard normal, rounded to its dtype; masks are mostly True."""
     generator = np.random.default_rng(seed)
-    return tuple(
-        generator.standard_normal(shape.shape, np.float32).astype(shape.dtype) for shape in shapes
-    )
+
+    def one(shape: Any) -> np.ndarray:
+        normal = generator.standard_normal(shape.shape, np.float32)
+        return normal < 1 if shape.dtype == np.bool_ else normal.astype(shape.dtype)
+
+    return tuple(one(shape) for shape in shapes)
 
 
 def reference(op: Op, mode: str, values: Sequence[np.ndarray]) -> tuple[np.ndarray, ...]:

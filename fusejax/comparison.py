@@ -6,6 +6,7 @@ from typing import Any
 from fusejax.accuracy import Error
 from fusejax.compile.targets import Target
 from fusejax.hlo.analysis import Boundary, Kernel, Traffic, total_launches, total_traffic
+from fusejax.predict import Cost
 from fusejax.sheet import Sheet
 
 
@@ -33,7 +34,8 @@ class PathResult:
     boundaries: tuple[Boundary, ...]
     programs: int
     """Programs dispatched one after another: 1, or the stages of the eager path."""
-    predicted_us: float | None
+    cost: Cost | None
+    """Predicted; None where nothing is known of the target's speed."""
     compile_cold_s: float
     compile_warm_s: float | None
     executable_bytes: int | None
@@ -44,6 +46,8 @@ class PathResult:
     timing: Timing | None = None
     counted: Traffic | None = None
     """Bytes that the card's counters saw."""
+    attribution: str = ""
+    """Why the kernels take longer or less than predicted; empty where they do not."""
 
     @property
     def launches(self) -> int:
@@ -54,6 +58,11 @@ class PathResult:
     def traffic(self) -> Traffic:
         """Modelled bytes per call."""
         return total_traffic(self.kernels)
+
+    @property
+    def predicted_us(self) -> float | None:
+        """Predicted time of one call."""
+        return None if self.cost is None else self.cost.total_us
 
 
 @dataclasses.dataclass(frozen=True)

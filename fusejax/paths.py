@@ -1,4 +1,4 @@
-"""The four ways to run an op, each a list of programs that are dispatched one after another."""
+"""The ways to run an op, each a list of programs that are dispatched one after another."""
 
 import dataclasses
 from collections.abc import Sequence
@@ -7,10 +7,16 @@ from typing import Any
 import jax
 
 from fusejax.compile.targets import Target
-from fusejax.ops.gradient import cotangent, gradient_chain, gradient_program
+from fusejax.ops.gradient import (
+    cotangent,
+    gradient_chain,
+    gradient_program,
+    gradient_results,
+)
 from fusejax.ops.op import Chain, Op, Stage
 
-NAMES = ("eager", "split", "xla", "pallas")
+NAMES = ("eager", "split", "recompute", "xla", "pallas_split", "pallas")
+"""From the most to the least split."""
 MODES = ("forward", "backward")
 
 
@@ -32,6 +38,18 @@ class Path:
         return tuple(values[name] for name in self.chain.results)
 
 
+PALLAS = ("pallas_split", "pallas")
+"""Those with kernels of ours."""
+
+
+def of(op: Op) -> tuple[str, ...]:
+    """The paths of an op: "recompute" where a value has several consumers, "pallas_split" where a
+    matrix product can be left to the library."""
+    missing = set() if op.recomputed else {"recompute"}
+    missing |= {"pallas_split"} if op.split_kernel is None else set()
+    return tuple(name for name in NAMES if name not in missing)
+
+
 def eager_chain(op: Op, mode: str) -> Chain:
     """The op's stages, or those of its gradient."""
     return op.chain if mode == "forward" else gradient_chain(op.chain)
@@ -42,35 +60,47 @@ def build(op: Op, name: str, mode: str, *, interpret: Any = None) -> Path:
     if name == "eager":
         return Path(name, eager_chain(op, mode))
     arguments, results = op.chain.arguments, op.chain.results
-    if name == "pallas":
-        program = _kernel_program(op, interpret)
+    if name in PALLAS:
+        kernel = op.kernel if name == "pallas" else op.split_kernel
+        program = _kernel_program(f"{op.name}_{name}", kernel, interpret)
+    elif name == "recompute":
+        program = op.chain.program(op.name, recomputed=op.recomputed)
     else:
         program = op.chain.program(op.name, op.split_after if name == "split" else ())
     if mode == "backward":
-        program = gradient_program(program, len(arguments))
-        results = tuple(cotangent(argument) for argument in arguments)
+        program = gradient_program(program, op.chain)
+        results = gradient_results(op.chain)
         arguments = (*arguments, *(cotangent(result) for result in op.chain.results))
     return Path(name, Chain(arguments, (Stage(name, program, arguments, results),), results))
 
 
-def _kernel_program(op: Op, interpret: Any) -> Any:
-    def kernel(*values: Any) -> tuple[Any, ...]:
-        found = op.kernel(*values, interpret=interpret)
+def _kernel_program(name: str, kernel: Any, interpret: Any) -> Any:
+    def run(*values: Any) -> tuple[Any, ...]:
+        found = kernel(*values, interpret=interpret)
         return found if isinstance(found, tuple) else (found,)
 
-    kernel.__name__ = f"{op.name}_pallas"
-    return kernel
+    run.__name__ = name
+    return run
 
 
 def refusal(
     op: Op, name: str, mode: str, shape: Sequence[int], dtype: Any, target: Target
 ) -> str | None:
     """Why a path cannot serve this input on this target, or None."""
-    if name != "pallas":
+    if name == "recompute":
+        if not op.recomputed:
+            return f"no value of {op.name} has several consumers"
+        return None if mode == "forward" else "what is recomputed is laid down for forward only"
+    if name not in PALLAS:
         return None
-    reason = op.kernel_refusal(*op.argument_shapes(shape, dtype))
-    if reason is not None:
-        return reason
+    if name == "pallas_split" and op.split_kernel is None:
+        return f"{op.name} has no matrix product beside a kernel of ours"
+    if name == "pallas" and mode not in op.kernel_modes:
+        return f"the kernel of {op.name} has no gradient"
+    if name == "pallas":
+        reason = op.kernel_refusal(*op.argument_shapes(shape, dtype))
+        if reason is not None:
+            return reason
     if target.kind == "cpu":
         return "Mosaic GPU kernels run on a GPU; on a CPU this one is only checked, in simulation"
     capability = target.figure("major")

@@ -3,15 +3,20 @@
 import itertools
 from collections.abc import Sequence
 
+from fusejax import rates
 from fusejax.comparison import PathResult, Step, Verdict
 from fusejax.compile.targets import Target
 from fusejax.hlo.analysis import Boundary
 from fusejax.report.units import counted, mib, tensor
 
+_XLA = "XLA's own fusion"
+# Which paths are compared as split and fused, and what the fused one is called.
+_FUSED_OR_SPLIT = (("split", "xla", _XLA), ("pallas_split", "pallas", "one kernel"))
 # Two measured times closer than this share are called equal.
 _TIE = 0.02
-# Kernels this much slower than predicted are held back by something that bytes do not show.
-_SLOWER_THAN_ITS_BYTES = 1.2
+_LEAST_TERM_US = 0.05
+# Kernels this much slower are held back by something that the prediction does not know.
+_SLOWER_THAN_PREDICTED = 1.2
 
 
 def judge(paths: Sequence[PathResult], target: Target) -> Verdict | None:
@@ -67,49 +72,64 @@ def _summary(paths: Sequence[PathResult], fastest: PathResult, basis: str) -> st
     else:
         lines = [f"{fastest.name} is fastest ({basis}): {listed}."]
     by_name = {path.name: path for path in paths}
-    if "split" in by_name and "xla" in by_name:
-        lines.append(_fused_or_split(by_name["split"], by_name["xla"], basis))
+    for split, fused, called in _FUSED_OR_SPLIT:
+        if split in by_name and fused in by_name:
+            lines.append(_fused_or_split(by_name[split], by_name[fused], called, basis))
     held_back = [note for path in ranked if (note := _held_back(path, basis))]
     return " ".join([*lines, *held_back])
 
 
 def _held_back(path: PathResult, basis: str) -> str | None:
-    """A sentence where a path's kernels take much longer than their bytes foretell."""
+    """A sentence where a path's kernels take much longer than predicted."""
     device = path.timing.device_us if path.timing else None
-    if basis != "measured" or device is None or path.predicted_us is None:
+    if basis != "measured" or device is None or path.cost is None:
         return None
-    if device < path.predicted_us * _SLOWER_THAN_ITS_BYTES:
+    if device < path.cost.kernels_us * _SLOWER_THAN_PREDICTED:
         return None
-    times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
-    timed = [(time, kernel) for time, kernel in zip(times, path.kernels, strict=True) if time]
-    told = ""
-    if timed:
-        time, slowest = max(timed, key=lambda pair: pair[0])
-        rate = slowest.traffic.total / time / 1e6
-        used = path.resources.get(slowest.name, {})
-        known = [
-            f"{used['registers']} registers" if used.get("registers") is not None else "",
-            f"{used['spill_bytes']} B spilled" if used.get("spill_bytes") else "",
-            f"occupancy {used['occupancy']:.0%}" if used.get("occupancy") is not None else "",
-        ]
-        resources = ", ".join(text for text in known if text)
-        told = f" ({slowest.name}: {rate:.2f} TB/s{', ' + resources if resources else ''})"
-    return (
-        f"{path.name}'s kernels take {device / path.predicted_us:.2f}x what their bytes foretell"
-        f"{told}: arithmetic or latency holds them back, not bandwidth."
-    )
+    why = f" ({path.attribution})" if path.attribution else ""
+    return f"{path.name}'s kernels take {device / path.cost.kernels_us:.2f}x the prediction{why}."
 
 
-def _fused_or_split(split: PathResult, xla: PathResult, basis: str) -> str:
-    before, after = _cost(split, basis), _cost(xla, basis)
-    if _equal(split, xla, basis):
-        return "Splitting and XLA's own fusion cost the same, as far as this can tell."
+def _fused_or_split(split: PathResult, fused: PathResult, called: str, basis: str) -> str:
+    before, after = _cost(split, basis), _cost(fused, basis)
+    if _equal(split, fused, basis):
+        return f"Splitting and {called} cost the same, as far as this can tell."
     if before < after:
+        lost = _product_lost(split, fused)
+        why = f"{lost}; it cannot make up for that, though {_what_differs(split, fused)}"
         return (
-            f"Splitting wins over XLA's own fusion, {after / before:.2f}x: "
-            f"{_what_differs(xla, split)}."
+            f"Splitting wins over {called}, {after / before:.2f}x: "
+            f"{why if lost else _what_differs(fused, split)}."
         )
-    return f"Fusing wins over splitting, {before / after:.2f}x: {_what_differs(split, xla)}."
+    told = "Fusing" if called == _XLA else f"{called[:1].upper()}{called[1:]}"
+    return f"{told} wins over splitting, {before / after:.2f}x: {_what_differs(split, fused)}."
+
+
+def _product_lost(split: PathResult, fused: PathResult) -> str | None:
+    """What is lost on the matrix product itself where a kernel has more to do than that."""
+
+    def product(path: PathResult) -> tuple[float, str] | None:
+        times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
+        found = [
+            (time, kernel)
+            for time, kernel in zip(times, path.kernels, strict=True)
+            if time is not None and kernel.work is not None and kernel.work.matmul_flops
+        ]
+        if not found:
+            return None
+        time, kernel = max(found, key=lambda one: one[0])
+        rate = kernel.work.matmul_flops / time / 1e6 if kernel.work else 0.0
+        used = path.resources.get(kernel.name, {})
+        registers = f", {used['registers']} registers" if used.get("registers") else ""
+        return time, f"{time:,.1f} µs ({rate:,.0f} TFLOP/s{registers})"
+
+    alone, within = product(split), product(fused)
+    if alone is None or within is None or within[0] < alone[0]:
+        return None
+    return (
+        f"the product takes {alone[1]} alone and {within[1]} with its epilogue, whose live values "
+        "and arithmetic the tensor cores wait for"
+    )
 
 
 def _what_differs(slow: PathResult, fast: PathResult) -> str:
@@ -185,22 +205,34 @@ def _explain(
 ) -> str:
     slow, fast = (origin, to) if _cost(to, basis) <= _cost(origin, basis) else (to, origin)
     parts = [f"{_said(origin, basis)} to {_said(to, basis)} ({basis}): {_what_differs(slow, fast)}"]
-    if predicted is not None and target.effective_bandwidth:
-        removed_bytes = origin.traffic.total - to.traffic.total
-        removed_launches = origin.launches - to.launches
-        dispatches = origin.programs - to.programs
-        terms = [
-            f"{removed_bytes / 1e6:,.1f} MB / {target.effective_bandwidth / 1e12:.2f} TB/s",
-            f"{counted(removed_launches, 'launch')} x {target.launch_us:g} µs",
-        ]
-        if dispatches:
-            terms.append(f"{counted(dispatches, 'dispatch')} x {target.dispatch_us:g} µs")
-        parts.append(f"predicted gain {predicted:,.1f} µs = {' + '.join(terms)}")
+    if predicted is not None and origin.cost is not None and to.cost is not None:
+        parts.append(f"predicted gain {predicted:,.1f} µs = {_terms(origin, to, target)}")
     if measured is not None and predicted is not None:
         parts.append(f"measured gain {measured:,.1f} µs")
         if measured * predicted < 0 and abs(measured) > _TIE * _cost(origin, basis):
             parts.append(
-                "bytes and launches alone predict the opposite: look at the kernels' registers, "
-                "occupancy and arithmetic"
+                "the prediction is the opposite: look at the kernels' registers, occupancy and "
+                "spills"
             )
     return "; ".join(parts)
+
+
+def _terms(origin: PathResult, to: PathResult, target: Target) -> str:
+    """The predicted gain from one path to another, term by term."""
+    assert origin.cost is not None
+    assert to.cost is not None
+    rate = rates.of(target)
+    gain = origin.cost - to.cost
+    removed = f"{(origin.traffic.total - to.traffic.total) / 1e6:,.1f} MB"
+    at = f" at {rate.copy_bytes_per_s / 1e12:.2f} TB/s" if rate else ""
+    launches = counted(origin.launches - to.launches, "launch")
+    dispatches = counted(origin.programs - to.programs, "dispatch")
+    terms = [
+        (gain.traffic_us, f"{removed}{at}"),
+        (gain.launch_us + gain.start_us, launches),
+        (gain.dispatch_us, dispatches),
+        (gain.emitter_us, "kernels nearer to a copy's speed"),
+        (gain.compute_us, "arithmetic beyond the bytes"),
+    ]
+    told = [f"{us:+,.1f} ({what})" for us, what in terms if abs(us) >= _LEAST_TERM_US]
+    return " ".join(told) or "0"

@@ -1,4 +1,4 @@
-"""Compares four ways to run an op: eager stages, split program, XLA's fusion, Pallas kernel.
+"""Compares ways to run an op: eager stages, split program, XLA's fusion, Pallas kernel.
 
 Examples:
   python scripts/compare.py --op residual_ln
@@ -10,6 +10,7 @@ Without a GPU, programs are compiled for one that is not there (--target h200 an
 extra 'aot') and times are predicted. With a GPU, --target device compiles for it and measures.
 """
 
+import inspect
 import re
 import sys
 
@@ -22,10 +23,16 @@ from fusejax.errors import UsageError
 DTYPES = ("float16", "bfloat16", "float32")
 
 _OP = flags.DEFINE_string("op", None, "Which op to compare; --list names them.")
-_SHAPE = flags.DEFINE_string("shape", "8192,8192", "Rows and width of the op's tensors.")
+_SHAPE = flags.DEFINE_string(
+    "shape", None, "Rows and width; of a product rows, width and depth. 8192 each by default."
+)
 _DTYPE = flags.DEFINE_string("dtype", "float16", f"One of {', '.join(DTYPES)}.")
 _MODE = flags.DEFINE_string("mode", "forward", "forward, or backward for the gradient.")
-_PATHS = flags.DEFINE_string("paths", "eager,split,xla,pallas", "Which paths, by commas.")
+_PATHS = flags.DEFINE_string(
+    "paths",
+    None,
+    "Which of eager, split, recompute, xla, pallas_split, pallas; by default all of the op.",
+)
 _TARGET = flags.DEFINE_string(
     "target",
     "auto",
@@ -56,9 +63,10 @@ def main() -> None:
     if _LIST.value:
         _print_list(console)
         return
-    shape, dtype = _shape(_SHAPE.value), _one_of("--dtype", _DTYPE.value, DTYPES)
+    dtype = _one_of("--dtype", _DTYPE.value, DTYPES)
     cli.check_writable("--json", _JSON.value)
     op, options = _op()
+    shape = _shape(_SHAPE.value, op.axes)
     from fusejax import paths
     from fusejax.compare_ops import compare_op
     from fusejax.compile import targets
@@ -66,7 +74,7 @@ def main() -> None:
     from fusejax.report.progress import progress
 
     mode = _one_of("--mode", _MODE.value, paths.MODES)
-    names = _paths(paths.NAMES)
+    names = paths.of(op) if _PATHS.value is None else _paths(_PATHS.value, paths.NAMES)
     target, notice = targets.resolve(_TARGET.value)
     if _COUNTERS.value and target.kind != "device":
         raise UsageError(
@@ -97,7 +105,7 @@ def _op():
     build = OPS[_one_of("--op", _OP.value, tuple(OPS))]
     if _APPROXIMATE.value is None:
         return build(), {}
-    if not _OP.value.startswith("bias_gelu"):
+    if "approximate" not in inspect.signature(build).parameters:
         raise UsageError(f"--approximate is for ops with a GELU, not for --op {_OP.value!r}")
     return build(approximate=_APPROXIMATE.value), {"approximate": _APPROXIMATE.value}
 
@@ -108,21 +116,24 @@ def _one_of(flag: str, value: str, known: tuple[str, ...]) -> str:
     return value
 
 
-def _paths(known: tuple[str, ...]) -> tuple[str, ...]:
-    names = tuple(name.strip() for name in _PATHS.value.split(","))
+def _paths(text: str, known: tuple[str, ...]) -> tuple[str, ...]:
+    names = tuple(name.strip() for name in text.split(","))
     for name in names:
         _one_of("--paths", name, known)
     return tuple(name for name in known if name in names)
 
 
-def _shape(text: str) -> tuple[int, int]:
-    right = "give rows and width, such as --shape 8192,8192"
+def _shape(text: str | None, axes: tuple[str, ...]) -> tuple[int, ...]:
+    if text is None:
+        return (8192,) * len(axes)
+    named = f"{', '.join(axes[:-1])} and {axes[-1]}"
+    right = f"give {named}, such as --shape {','.join(['8192'] * len(axes))}"
     parts = [part.strip() for part in text.split(",")]
     if not all(re.fullmatch("-?[0-9]{1,18}", part) for part in parts):
         raise UsageError(f"--shape {text[:40]!r} is not made of whole numbers: {right}")
     sizes = tuple(int(part) for part in parts)
-    if len(sizes) != 2:
-        raise UsageError(f"--shape {text!r} has {len(sizes)} dimension(s), not 2: {right}")
+    if len(sizes) != len(axes):
+        raise UsageError(f"--shape {text!r} has {len(sizes)} size(s), not {len(axes)}: {right}")
     if min(sizes) < 1:
         raise UsageError(f"--shape {text!r} has a size below 1: {right}")
     return sizes
@@ -134,7 +145,10 @@ def _print_list(console) -> None:
     for name, build in OPS.items():
         op = build()
         stages = " -> ".join(stage.name for stage in op.chain.stages)
-        console.print(f"{name:18} {op.formula}\n{'':18} stages: {stages}", highlight=False)
+        console.print(
+            f"{name:20} {op.formula}\n{'':20} sizes: {', '.join(op.axes)}; stages: {stages}",
+            highlight=False,
+        )
 
 
 if __name__ == "__main__":

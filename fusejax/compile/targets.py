@@ -11,11 +11,6 @@ from fusejax.errors import UsageError
 
 NAMES = ("auto", "cpu", "device", *CARDS)
 
-# Share of the description's bandwidth that a copy reaches, and the gap between two kernels of one
-# program and between two dispatches, in µs: measured on an H200 (BUILD_NOTES.md, "Calibration").
-COPY_EFFICIENCY = 0.81
-LAUNCH_US = 0.8
-DISPATCH_US = 3.0
 # Without these XLA divides by zero or ends the process; the bounds are wide.
 _SANE = {
     "memory_bandwidth": (10**9, 10**15),
@@ -35,13 +30,11 @@ _SANE = {
     "device_memory_size": (1 << 28, 1 << 60),
     "major": (7, 12),
 }
-# A CPU's figures are not modelled: no prediction is made for it.
-_CPU_LAUNCH_US = 0.0
 
 
 @dataclasses.dataclass(frozen=True)
 class Target:
-    """What a program is compiled for, with the figures that predictions use."""
+    """What a program is compiled for. `fusejax.rates` has what predictions are made from."""
 
     name: str
     """h200, cpu, ..., or the path of a description file."""
@@ -50,26 +43,9 @@ class Target:
     title: str
     """The card's own name."""
     bandwidth_bytes_per_s: int | None
-    """Memory bandwidth by the description: XLA's cost model and ours use it."""
+    """Memory bandwidth by the description, which XLA's cost model uses; None for the CPU."""
     description: str | None = dataclasses.field(default=None, repr=False)
     """Text form of XLA's GpuTargetConfigProto; None for the CPU."""
-
-    @property
-    def effective_bandwidth(self) -> float | None:
-        """Bytes per second that a copy can be expected to reach."""
-        if self.bandwidth_bytes_per_s is None:
-            return None
-        return self.bandwidth_bytes_per_s * COPY_EFFICIENCY
-
-    @property
-    def launch_us(self) -> float:
-        """Time between two kernels of one program, in µs."""
-        return _CPU_LAUNCH_US if self.kind == "cpu" else LAUNCH_US
-
-    @property
-    def dispatch_us(self) -> float:
-        """Time between the kernels of two programs that are dispatched one after another, in µs."""
-        return _CPU_LAUNCH_US if self.kind == "cpu" else DISPATCH_US
 
     def figure(self, field: str) -> int | None:
         """An integer field of the description, such as "core_count"; None where it has none."""

@@ -4,10 +4,10 @@ from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 from fusejax.errors import UsageError
-from fusejax.hlo import advice, boundaries, flow, kernels, reasons, scopes, spaces
+from fusejax.hlo import advice, arithmetic, boundaries, flow, kernels, reasons, scopes, spaces
 from fusejax.hlo import text as hlo_text
 from fusejax.hlo.advice import GEMM_NOT_AUTOTUNED
-from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Scope, Traffic
+from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Scope, Traffic, Work
 from fusejax.hlo.memory import no_collection
 from fusejax.hlo.module import ASYNC_STARTS, Instruction, Module, Shape
 from fusejax.program import Program
@@ -88,6 +88,9 @@ def _analyse(module: Module, program: Program, expected_scopes: Sequence[str]) -
             count=launch.count + (earlier.count if earlier else 0),
             traffic=_traffic(launch, used),
             direction=directions.pop() if len(directions) == 1 else "both" if directions else None,
+            work=arithmetic.work(
+                module, module.computations[launch.computation], launch.instruction
+            ),
         )
     found = boundaries.find(followed, names, found_scopes, sources, evidence)
     expected = (*expected_scopes, *_scopes_before(evidence.unoptimised))
@@ -116,8 +119,15 @@ def kernel_json(kernel: Kernel, resources: Mapping[str, Any] | None = None) -> d
         "bytes": traffic_json(kernel.traffic),
         "source": kernel.source,
         "direction": kernel.direction,
+        "work": _work_json(kernel.work),
     }
     return known | {field: (resources or {}).get(field) for field in _RESOURCES}
+
+
+def _work_json(work: Work | None) -> dict[str, Any] | None:
+    if work is None:
+        return None
+    return {"operations": dict(work.operations), "matmul_flops": work.matmul_flops}
 
 
 def boundary_json(boundary: Boundary) -> dict[str, Any]:

@@ -1,7 +1,7 @@
 """What is known of a compiled module: its kernels and the boundaries between them."""
 
 import dataclasses
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 
 
 @dataclasses.dataclass(frozen=True)
@@ -28,6 +28,27 @@ class Traffic:
 
 
 @dataclasses.dataclass(frozen=True)
+class Work:
+    """What a launch computes."""
+
+    operations: Mapping[str, int]
+    """Element-wise operations by "opcode:dtype" of the result, such as "tanh:f32"; conversions by
+    "convert:from>to". Adding up is an "add" for every element."""
+    matmul_flops: int
+    """Multiplications and additions of matrix products."""
+    dtype: str = ""
+    """Of the largest array that is read or written, HLO's name."""
+    width: int = 1
+    """Elements of a row of that array: its last dimension."""
+    elements: int = 0
+    """Of the largest array that is written."""
+    matmul_dtype: str = ""
+    """Of what goes into the matrix products, HLO's name."""
+    sums_columns: bool = False
+    """Whether it reduces along another dimension than the last."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Kernel:
     """One thing that is launched on the device."""
 
@@ -45,6 +66,8 @@ class Kernel:
     """Of one launch."""
     direction: str | None = None
     """forward, backward (its instructions come from transposition) or both; None where not told."""
+    work: Work | None = dataclasses.field(default=None, hash=False)
+    """Of one launch, as far as the text shows what is inside."""
 
 
 @dataclasses.dataclass(frozen=True)

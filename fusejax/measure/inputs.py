@@ -7,12 +7,15 @@ import jax
 
 
 def random_on_device(shapes: Sequence[Any], seed: int) -> tuple[jax.Array, ...]:
-    """An array per shape: standard normal, rounded to its dtype, made where JAX computes."""
+    """An array per shape, made where JAX computes: standard normal, rounded to its dtype; masks are
+    mostly True."""
     keys = jax.random.split(jax.random.key(seed), len(shapes))
+
+    def one(key: jax.Array, shape: Any) -> jax.Array:
+        normal = jax.random.normal(key, shape.shape, "float32")
+        return normal < 1 if shape.dtype == bool else normal.astype(shape.dtype)
+
     make = jax.jit(
-        lambda keys: tuple(
-            jax.random.normal(key, shape.shape, "float32").astype(shape.dtype)
-            for key, shape in zip(keys, shapes, strict=True)
-        )
+        lambda keys: tuple(one(key, shape) for key, shape in zip(keys, shapes, strict=True))
     )
     return make(keys)

@@ -1,6 +1,7 @@
 """Runs compiled paths on this machine: their times, their errors, and what the counters see."""
 
 import dataclasses
+import itertools
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -14,12 +15,19 @@ from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import calibrate, counters, counting, host, timing
 from fusejax.measure.inputs import random_on_device
+from fusejax.measure.turns import card_turn
 from fusejax.ops.op import Op
 from fusejax.paths import Path
+from fusejax.resources.matching import match
 
-# Rows whose errors are checked on the card, spread over all of them. A gradient of a parameter
-# needs every row, in float64 on the host: not for more elements than this.
+# Rows whose errors are checked on the card, spread over all of them. A gradient of a parameter, or
+# a result that mixes rows, needs every row, in float64 on the host: not for more elements than
+# this.
 _CHECKED_ROWS = 64
+# Inputs smaller than some caches take turns with others, up to so many.
+_CACHES = 3
+_MOST_SETS = 64
+_TIMED_US = 10_000  # of calls in a row that one end-to-end time is the mean of
 _CHECKED_ELEMENTS = 1 << 27
 
 
@@ -52,20 +60,26 @@ def measure(
       counted: what to count with Nsight Compute, or None.
     """
     progress("making random inputs")
-    values = random_on_device(shapes, seed=0)
-    calls = {
-        name: lambda path=path, programs=programs: path.run(programs, values)
-        for name, (path, programs) in built.items()
-    }
-    progress(f"timing {', '.join(calls)} in turn")
+    sets = _input_sets(shapes, minimum_bytes, target)
+    calls = {name: _rotating(path, programs, sets) for name, (path, programs) in built.items()}
     if target.kind == "cpu":
+        progress(f"timing {', '.join(calls)} in turn")
         times = host.wall_times(calls)
         return Measured({n: dataclasses.replace(results[n], timing=times[n]) for n in calls}, None)
-    times = _card_times(built, results, values, calls)
+    with card_turn(shared=True):
+        # CUDA graphs would hide which kernel took how long.
+        one_by_one = {
+            name: _rotating(path, _without_graphs(path, programs, results[name], sets[0]), sets)
+            for name, (path, programs) in built.items()
+        }
+    progress(f"timing {', '.join(calls)} in turn")
+    with card_turn():
+        times = _card_times(results, calls, one_by_one)
+        floor = calibrate.copy_time_us(minimum_bytes) if calls else None
     found = {name: dataclasses.replace(results[name], timing=times[name]) for name in calls}
-    floor = calibrate.copy_time_us(minimum_bytes) if calls else None
     progress("checking the results against float64")
-    errors = _errors(op, mode, values, calls)
+    with card_turn(shared=True):
+        errors = _errors(op, mode, sets[0], built)
     found = {name: dataclasses.replace(path, error=errors[name]) for name, path in found.items()}
     if counted is not None:
         progress("counting DRAM bytes with ncu")
@@ -73,21 +87,31 @@ def measure(
     return Measured(found, floor)
 
 
+def _input_sets(
+    shapes: Sequence[Any], minimum_bytes: int, target: Target
+) -> list[tuple[jax.Array, ...]]:
+    """Inputs to take in turn, so many that on a card none is still in the cache when it is due."""
+    cache = target.figure("l2_cache_size") if target.kind == "device" else None
+    wanted = -(-_CACHES * (cache or 0) // max(1, minimum_bytes))
+    return [random_on_device(shapes, seed) for seed in range(min(max(1, wanted), _MOST_SETS))]
+
+
+def _rotating(
+    path: Path, programs: Sequence[Any], sets: Sequence[Sequence[jax.Array]]
+) -> Callable[[], Any]:
+    turns = itertools.cycle(sets)
+    return lambda: path.run(programs, next(turns))
+
+
 def _card_times(
-    built: Mapping[str, tuple[Path, Sequence[Any]]],
     results: Mapping[str, PathResult],
-    values: Sequence[jax.Array],
     calls: Mapping[str, Callable[[], Any]],
+    one_by_one: Mapping[str, Callable[[], Any]],
 ) -> dict[str, Timing]:
-    # CUDA graphs would hide which kernel took how long.
-    plain = {name: _without_graphs(path, values) for name, (path, _) in built.items()}
-    one_by_one = {
-        name: lambda path=path, programs=plain[name]: path.run(programs, values)
-        for name, (path, _) in built.items()
-    }
     device = timing.device_times(one_by_one, ())
     longest = max(found.median_us for found in device.values())
-    wall = timing.end_to_end_times(calls, (), calls=max(10, min(200, int(20_000 / longest))))
+    enough = max(10, min(200, int(_TIMED_US / longest)))
+    wall = timing.end_to_end_times(calls, (), rounds=8, calls=enough)
     return {
         name: Timing(
             device_us=device[name].median_us,
@@ -100,8 +124,12 @@ def _card_times(
     }
 
 
-def _without_graphs(path: Path, values: Sequence[jax.Array]) -> list[Any]:
+def _without_graphs(
+    path: Path, programs: Sequence[Any], result: PathResult, values: Sequence[jax.Array]
+) -> Sequence[Any]:
     """The path's programs, compiled so that the card reports their kernels one by one."""
+    if result.launches == len(programs):  # a single kernel is not put into a graph
+        return programs
     shapes = path.chain.shapes([jax.ShapeDtypeStruct(v.shape, v.dtype) for v in values])
     return [
         jax.jit(stage.function)
@@ -121,13 +149,16 @@ def _kernel_us(
 
 
 def _errors(
-    op: Op, mode: str, values: Sequence[jax.Array], calls: Mapping[str, Callable[[], Any]]
+    op: Op,
+    mode: str,
+    values: Sequence[jax.Array],
+    built: Mapping[str, tuple[Path, Sequence[Any]]],
 ) -> dict[str, accuracy.Error | None]:
     rows, size = values[0].shape[0], values[0].size
     picked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED_ROWS)).astype(int))
-    if mode == "backward":
+    if mode == "backward" or op.mixes_rows:
         if size > _CHECKED_ELEMENTS:
-            return dict.fromkeys(calls)
+            return dict.fromkeys(built)
         picked = np.arange(rows)
 
     def sample(value: jax.Array) -> np.ndarray:
@@ -136,15 +167,20 @@ def _errors(
 
     # A parameter of a square input is as long as there are rows, and is not sampled.
     arguments = tuple(
-        sample(value) if name not in op.chain.arguments or name in op.tensors else np.asarray(value)
+        sample(value)
+        if name not in op.chain.arguments or name in op.row_arguments
+        else np.asarray(value)
         for name, value in zip(_argument_names(op, values), values, strict=True)
     )
     expected = accuracy.reference(op, mode, arguments)
     return {
         name: accuracy.compare(
-            [sample(result) for result in call()], expected, rows=len(picked), where="device"
+            [sample(result) for result in path.run(programs, values)],
+            expected,
+            rows=len(picked),
+            where="device",
         )
-        for name, call in calls.items()
+        for name, (path, programs) in built.items()
     }
 
 
@@ -160,7 +196,7 @@ def _with_counters(
         launches = counters.run_under_ncu(request.command())
     except UsageError as error:
         raise UsageError(f"--counters: {error}, or leave --counters out") from error
-    per_path = counters.split(launches, [path.launches for path in found.values()])
+    per_path = counting.by_path(launches, len(found))
     if per_path is None:
         return dict(found)
     return {
@@ -180,22 +216,34 @@ def _counted_resources(
     path: PathResult, counted: Sequence[counters.Counted]
 ) -> dict[str, dict[str, Any]]:
     """The kernels' resources with what the card counted, where launches and kernels pair up."""
-    if len(counted) != len(path.kernels):
-        return path.resources
-    return {
-        kernel.name: {
-            **path.resources.get(kernel.name, {}),
-            "measured_bytes": {"read": launch.read_bytes, "written": launch.written_bytes},
-            **_execution_json(launch.execution),
-        }
-        for kernel, launch in zip(path.kernels, counted, strict=True)
-    }
+    if len(counted) == len(path.kernels):  # each instruction is one launch, whatever its name
+        names: Sequence[str | None] = [kernel.name for kernel in path.kernels]
+    else:
+        names = match([launch.function for launch in counted], path.kernels, per_run=True)
+    found = dict(path.resources)
+    for name, launch in zip(names, counted, strict=True):
+        if name is not None:
+            found[name] = {
+                **found.get(name, {}),
+                "measured_bytes": {"read": launch.read_bytes, "written": launch.written_bytes},
+                **_execution_json(launch.execution),
+            }
+    return found
 
 
 def _execution_json(execution: counters.Execution | None) -> dict[str, Any]:
     if execution is None:
         return {}
-    return {
-        "measured_occupancy": execution.occupancy,
-        "measured_registers": execution.registers,
+    shown = {
+        "occupancy": execution.occupancy,
+        "theoretical_occupancy": execution.theoretical_occupancy,
+        "registers": execution.registers,
+        "shared_bytes": execution.static_shared_bytes + execution.dynamic_shared_bytes,
+        "issue": execution.issue,
+        "dram": execution.dram,
+        "xu_pipe": execution.xu_pipe,
+        "tensor_pipe": execution.tensor_pipe,
+        "l2_hits": execution.l2_hits,
+        "local_bytes": execution.local_bytes,
     }
+    return {f"measured_{name}": value for name, value in shown.items()}

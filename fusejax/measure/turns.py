@@ -9,21 +9,27 @@ from collections.abc import Iterator
 
 
 @contextlib.contextmanager
-def card_turn() -> Iterator[None]:
+def card_turn(*, shared: bool = False) -> Iterator[None]:
     """This process alone among those of this machine that measure, whatever their cards are.
 
     It waits as long as another measures. Not to be entered twice by the same thread.
+
+    Args:
+      shared: for work that would disturb who measures, without measuring itself, such as
+        compiling: it keeps the host busy, and the card where products are tuned. Beside others that
+        do so, but not while one measures.
     """
-    with turn(pathlib.Path(tempfile.gettempdir(), "fusejax-card.lock")):
+    with turn(pathlib.Path(tempfile.gettempdir(), "fusejax-card.lock"), shared=shared):
         yield
 
 
 @contextlib.contextmanager
-def turn(lock: pathlib.Path) -> Iterator[None]:
-    """One process, and one of its threads, at a time.
+def turn(lock: pathlib.Path, *, shared: bool = False) -> Iterator[None]:
+    """One process, and one of its threads, at a time; or any number of those that share.
 
     Args:
       lock: a file that is made where there is none. Whoever has the turn may remove it.
+      shared: beside others that share, but with nobody who does not.
     """
     while True:
         try:
@@ -31,7 +37,7 @@ def turn(lock: pathlib.Path) -> Iterator[None]:
         except PermissionError:  # another user's
             held = lock.open()
         with held:
-            fcntl.flock(held, fcntl.LOCK_EX)
+            fcntl.flock(held, fcntl.LOCK_SH if shared else fcntl.LOCK_EX)
             if _is_at(held.fileno(), lock):
                 yield
                 return

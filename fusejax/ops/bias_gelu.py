@@ -45,7 +45,7 @@ def bias_gelu(*, approximate: bool = True) -> Op:
     return Op(
         name="bias_gelu",
         formula="gelu(x + bias)",
-        tensors=("x",),
+        dimensions={"x": ("rows", "width"), "bias": ("width",)},
         chain=Chain(
             arguments=("x", "bias"),
             stages=(

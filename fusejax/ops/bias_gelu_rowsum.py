@@ -24,6 +24,9 @@ def _row_sum(y: Any) -> Any:
     return y.astype(jnp.float32).sum(-1)
 
 
+ROW_SUM = Stage("rowsum", _row_sum, ("y",), ("sums",))
+
+
 def bias_gelu_rowsum(*, approximate: bool = True) -> Op:
     """The op; see the module's docstring.
 
@@ -48,16 +51,17 @@ def bias_gelu_rowsum(*, approximate: bool = True) -> Op:
     return Op(
         name="bias_gelu_rowsum",
         formula="y = gelu(x + bias), sum(y, -1)",
-        tensors=("x",),
+        dimensions={"x": ("rows", "width"), "bias": ("width",)},
         chain=Chain(
             arguments=("x", "bias"),
             stages=(
                 *bias_gelu(approximate=approximate).chain.stages,
-                Stage("rowsum", _row_sum, ("y",), ("sums",)),
+                ROW_SUM,
             ),
             results=("y", "sums"),
         ),
         split_after=("gelu",),
+        recomputed=("bias", "gelu"),
         reference=reference,
         reference_gradient=reference_gradient,
         kernel=functools.partial(gelu_kernels.bias_gelu_rowsum, approximate=approximate),

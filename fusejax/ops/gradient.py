@@ -3,7 +3,7 @@
 Nothing is saved by a forward pass before it: what the gradient needs of one is computed again.
 """
 
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -16,13 +16,26 @@ def cotangent(value: str) -> str:
     return f"d_{value}"
 
 
+def gradient_results(chain: Chain) -> tuple[str, ...]:
+    """Names of the gradients of a chain: one for each argument that has one."""
+    return tuple(cotangent(name) for name in chain.arguments if name not in chain.constants)
+
+
 def gradient_program(
-    program: Callable[..., tuple[Any, ...]], arguments: int
+    program: Callable[..., tuple[Any, ...]], chain: Chain
 ) -> Callable[..., tuple[Any, ...]]:
-    """The gradient as one function of the program's `arguments`, then its results' cotangents."""
+    """The gradient as one function of the chain's arguments, then its results' cotangents."""
+    count = len(chain.arguments)
+    variable = [i for i, name in enumerate(chain.arguments) if name not in chain.constants]
 
     def run(*values: Any) -> tuple[Any, ...]:
-        return jax.vjp(program, *values[:arguments])[1](tuple(values[arguments:]))
+        def of_variables(*variables: Any) -> tuple[Any, ...]:
+            arguments = list(values[:count])
+            for position, value in zip(variable, variables, strict=True):
+                arguments[position] = value
+            return program(*arguments)
+
+        return jax.vjp(of_variables, *(values[i] for i in variable))[1](tuple(values[count:]))
 
     run.__name__ = f"{program.__name__}_gradient"
     return run
@@ -35,41 +48,48 @@ def gradient_chain(chain: Chain) -> Chain:
     running = {result: cotangent(result) for result in chain.results}
     backward = []
     for stage in reversed(chain.stages):
-        backward.append(_stage_gradient(stage, running))
+        backward.append(_stage_gradient(stage, running, chain.constants))
     return Chain(
         arguments=(*chain.arguments, *(cotangent(result) for result in chain.results)),
         stages=(*forward, *backward),
-        results=tuple(running[argument] for argument in chain.arguments),
+        results=tuple(running[name] for name in chain.arguments if name not in chain.constants),
+        constants=chain.constants,
     )
 
 
-def _stage_gradient(stage: Stage, running: dict[str, str]) -> Stage:
+def _stage_gradient(stage: Stage, running: dict[str, str], constants: Sequence[str]) -> Stage:
     """One stage's gradient; adds to the cotangents that later stages have already contributed.
 
     `running` names, for each value, the cotangent so far, and is brought up to date.
     """
-    known = tuple(name for name in stage.inputs if name in running)
+    variable = tuple(name for name in stage.inputs if name not in constants)
+    known = tuple(name for name in variable if name in running)
     outputs = tuple(running[name] for name in stage.outputs)
     partial = tuple(running[name] for name in known)
 
     def gradient(*values: Any) -> tuple[Any, ...]:
-        inputs = values[: len(stage.inputs)]
+        inputs = dict(zip(stage.inputs, values, strict=False))
         cotangents = values[len(inputs) : len(inputs) + len(outputs)]
         so_far = dict(zip(known, values[len(inputs) + len(outputs) :], strict=True))
         single = len(stage.outputs) == 1
-        contributions = jax.vjp(stage.function, *inputs)[1](
+
+        def of_variables(*variables: Any) -> Any:
+            given = inputs | dict(zip(variable, variables, strict=True))
+            return stage.function(*(given[name] for name in stage.inputs))
+
+        contributions = jax.vjp(of_variables, *(inputs[name] for name in variable))[1](
             cotangents[0] if single else tuple(cotangents)
         )
         return tuple(
             contribution + so_far[name] if name in so_far else contribution
-            for name, contribution in zip(stage.inputs, contributions, strict=True)
+            for name, contribution in zip(variable, contributions, strict=True)
         )
 
-    for name in stage.inputs:
+    for name in variable:
         running[name] = f"{running[name]}+" if name in running else cotangent(name)
     return Stage(
         name=f"{stage.name}_grad",
         function=gradient,
         inputs=(*stage.inputs, *outputs, *partial),
-        outputs=tuple(running[name] for name in stage.inputs),
+        outputs=tuple(running[name] for name in variable),
     )

@@ -65,7 +65,12 @@ def residual_ln() -> Op:
     return Op(
         name="residual_ln",
         formula="LayerNorm(x + residual) * scale + bias",
-        tensors=("x", "residual"),
+        dimensions={
+            "x": ("rows", "width"),
+            "residual": ("rows", "width"),
+            "scale": ("width",),
+            "bias": ("width",),
+        },
         chain=Chain(
             arguments=("x", "residual", "scale", "bias"),
             stages=(

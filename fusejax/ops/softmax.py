@@ -51,7 +51,7 @@ def softmax() -> Op:
     return Op(
         name="softmax",
         formula="exp(x - max(x, -1)) / sum(exp(x - max(x, -1)), -1)",
-        tensors=("x",),
+        dimensions={"x": ("rows", "width")},
         chain=Chain(
             arguments=("x",),
             stages=(

@@ -6,6 +6,7 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from fusejax import rates
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.report.units import counted, mib, tensor
 
@@ -55,10 +56,11 @@ def _target_line(comparison: Comparison) -> str:
     target = comparison.target
     versions = ", ".join(f"{name} {version}" for name, version in comparison.versions.items())
     figures = ""
-    if target.effective_bandwidth and target.bandwidth_bytes_per_s:
+    rate = rates.of(target)
+    if rate and target.bandwidth_bytes_per_s:
         figures = (
             f", {target.bandwidth_bytes_per_s / 1e12:.2f} TB/s, of which a copy reaches "
-            f"{target.effective_bandwidth / 1e12:.2f}"
+            f"{rate.copy_bytes_per_s / 1e12:.2f}; rates {rate.source}"
         )
     return f"Target: {target.title} ({target.kind}{figures})\n{versions}"
 

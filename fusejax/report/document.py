@@ -1,8 +1,10 @@
 """A comparison as the JSON document "fusejax.compare/1"."""
 
+import dataclasses
 import math
 from typing import Any
 
+from fusejax import rates
 from fusejax.comparison import Comparison, PathResult, Refusal, Verdict
 from fusejax.hlo.analyse import boundary_json, kernel_json, traffic_json
 from fusejax.hlo.analysis import Kernel
@@ -14,6 +16,7 @@ SCHEMA = "fusejax.compare/1"
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
     """The document; see the README for its fields."""
     target = comparison.target
+    rate = rates.of(target)
     return {
         "schema": SCHEMA,
         "op": comparison.op,
@@ -27,9 +30,10 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
             "kind": target.kind,
             "description": target.title,
             "bandwidth_bytes_per_s": target.bandwidth_bytes_per_s,
-            "effective_bandwidth_bytes_per_s": target.effective_bandwidth,
-            "launch_us": target.launch_us,
-            "dispatch_us": target.dispatch_us,
+            "effective_bandwidth_bytes_per_s": rate.copy_bytes_per_s if rate else None,
+            "launch_us": rate.launch_us if rate else 0.0,
+            "dispatch_us": rate.dispatch_us if rate else 0.0,
+            "rates": rate.source if rate else None,
         },
         "versions": comparison.versions,
         "minimum_bytes": comparison.minimum_bytes,
@@ -74,6 +78,8 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
         ],
         "time_us": {
             "predicted": path.predicted_us,
+            "predicted_kernels": path.cost.kernels_us if path.cost else None,
+            "predicted_terms": dataclasses.asdict(path.cost) if path.cost else None,
             "measured": measured,
             "low": timing.low_us if timing else None,
             "high": timing.high_us if timing else None,
@@ -82,6 +88,7 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
         "compile_s": {"cold": path.compile_cold_s, "warm": path.compile_warm_s},
         "executable_bytes": path.executable_bytes,
         "error": _error_json(path),
+        "attribution": path.attribution,
         "warnings": list(path.warnings),
     }
 

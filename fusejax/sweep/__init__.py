@@ -1,0 +1,1 @@
+"""An op, or several, over many shapes and dtypes: where the best path changes."""
