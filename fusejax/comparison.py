@@ -23,6 +23,15 @@ class Timing:
     """Median time per call of many calls in a row, gaps between launches included."""
     kernel_us: tuple[float | None, ...] | None = None
     """Median per kernel in launch order, where the card's kernels match the compiled ones."""
+    without_graphs_us: float | None = None
+    """As `end_to_end_us`, with XLA kept from packing launches into CUDA graphs."""
+
+    @property
+    def gaps_us(self) -> float | None:
+        """What launches cost beside the kernels, without CUDA graphs; None where not known."""
+        if self.without_graphs_us is None or self.device_us is None:
+            return None
+        return self.without_graphs_us - self.device_us
 
 
 @dataclasses.dataclass(frozen=True)

@@ -94,7 +94,7 @@ def refusal(
     if name not in PALLAS:
         return None
     if name == "pallas_split" and op.split_kernel is None:
-        return f"{op.name} has no matrix product beside a kernel of ours"
+        return f"{op.name} has no path of this kind"
     if name == "pallas" and mode not in op.kernel_modes:
         return f"the kernel of {op.name} has no gradient"
     if name == "pallas":
@@ -109,6 +109,8 @@ def refusal(
             "Mosaic GPU kernels need a GPU of compute capability 9.0 or newer (Hopper); "
             f"{target.title} has {capability}.{target.figure('minor') or 0}"
         )
+    if name == "pallas" and op.kernel_is_for_hopper and capability not in (None, 9):
+        return f"the kernel of {op.name} is for Hopper (9.0) alone; {target.title} has {capability}"
     return None
 
 

@@ -19,6 +19,8 @@ from typing import Any
 from fusejax.errors import UsageError
 
 SCHEMA = "fusejax.profile/1"
+# What predictions divide by.
+_ABOVE_ZERO = frozenset(("bytes", "us", "width", "m", "n", "k", "bytes_per_s", "l2_bytes"))
 _SHIPPED = pathlib.Path(__file__).parent / "profiles"
 
 
@@ -221,7 +223,9 @@ def from_json(document: Any, source: str) -> Profile:
             "scripts/calibrate.py writes it"
         )
     try:
-        return _read(Profile, document, "profile")
+        found = _read(Profile, document, "profile")
+        _check(found)
+        return found
     except ValueError as error:
         raise UsageError(
             f"{source} is a damaged profile ({error}): measure again with scripts/calibrate.py, or "
@@ -254,7 +258,12 @@ def load(card: str) -> Profile | None:
     """
     for path in (user_file(card), _SHIPPED / f"{slug(card)}.json"):
         if path.is_file():
-            return from_file(path)
+            found = from_file(path)
+            if found.card != card:
+                raise UsageError(
+                    f"{path} is the profile of {found.card!r}, not of {card!r}: move it"
+                )
+            return found
     return None
 
 
@@ -274,6 +283,13 @@ def user_file(card: str) -> pathlib.Path:
 def slug(card: str) -> str:
     """A card's name as the name of a file: "NVIDIA H200" is "nvidia_h200"."""
     return re.sub(r"[^a-z0-9]+", "_", card.lower()).strip("_") or "card"
+
+
+def _check(found: Profile) -> None:
+    """Raises ValueError where a curve of a profile is none."""
+    for name, curve in (*found.memory.items(), *found.l2.items()):
+        if not curve.points:
+            raise ValueError(f"the curve {name!r} has no points")
 
 
 def _bits(dtype: str) -> int:
@@ -308,12 +324,16 @@ def _read(kind: Any, value: Any, where: str) -> Any:
         if not isinstance(value, str):
             raise ValueError(f"{where} is no text")
         return value
+    least = 0 if where.rpartition(".")[2] not in _ABOVE_ZERO else 1e-300
     is_number = isinstance(value, int | float) and not isinstance(value, bool)
     if (
         not is_number
         or not math.isfinite(value)
-        or value < 0
+        or value < least
         or (kind is int and value != int(value))
     ):
-        raise ValueError(f"{where} is no {'count' if kind is int else 'number from 0 up'}")
+        wanted = "count" if kind is int else "number"
+        raise ValueError(
+            f"{where} is no {wanted} {'above' if least else 'from'} 0{'' if least else ' up'}"
+        )
     return kind(value)

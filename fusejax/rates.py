@@ -7,10 +7,12 @@ import re
 
 from fusejax import profile
 from fusejax.compile.targets import Target
+from fusejax.errors import UsageError
 from fusejax.profile import Profile
 
 # The card whose shipped profile is scaled for those that have none.
 _MEASURED = "NVIDIA H200"
+_NEEDED = ("copy", "triad", "driver_copy")
 _COPIED_BYTES = 1 << 28  # several times what a cache holds
 _FIGURES = ("core_count", "clock_rate_ghz", "fpus_per_core")
 
@@ -65,21 +67,25 @@ class Rates:
     def source(self) -> str:
         """Where the rates come from, in words."""
         if self.memory == self.arithmetic == 1.0:
-            return f"measured on {self.profile.card}"
+            return f"measured on {self.profile.card}, {self.profile.date[:10]}"
         return f"those of {self.profile.card}, scaled by bandwidth and clocks"
 
 
 @functools.cache
 def of(target: Target) -> Rates | None:
-    """The rates of a target; None for the CPU, for which nothing is predicted."""
+    """The rates of a target; None for the CPU, for which nothing is predicted.
+
+    Raises:
+      UsageError: the profile of the card is damaged.
+    """
     if target.bandwidth_bytes_per_s is None or target.kind == "cpu":
         return None
-    own = profile.load(target.title)
+    own = _usable(target.title)
     if own is not None:
         return Rates(own)
     from fusejax.compile import targets
 
-    measured = profile.load(_MEASURED)
+    measured = _usable(_MEASURED)
     if measured is None:
         return None
     base = targets.deviceless("h200")
@@ -89,6 +95,17 @@ def of(target: Target) -> Rates | None:
         memory=target.bandwidth_bytes_per_s / base.bandwidth_bytes_per_s,
         arithmetic=_arithmetic(target) / _arithmetic(base),
     )
+
+
+def _usable(card: str) -> Profile | None:
+    found = profile.load(card)
+    missing = [] if found is None else [kind for kind in _NEEDED if kind not in found.memory]
+    if missing:
+        raise UsageError(
+            f"the profile of {card} has no {', '.join(missing)} in its memory, which predictions "
+            "need: measure again with scripts/calibrate.py"
+        )
+    return found
 
 
 def _arithmetic(target: Target) -> float:

@@ -95,7 +95,7 @@ def _fused_or_split(split: PathResult, fused: PathResult, called: str, basis: st
     if _equal(split, fused, basis):
         return f"Splitting and {called} cost the same, as far as this can tell."
     if before < after:
-        lost = _product_lost(split, fused)
+        lost = None if called == _XLA else _product_lost(split, fused)
         why = f"{lost}; it cannot make up for that, though {_what_differs(split, fused)}"
         return (
             f"Splitting wins over {called}, {after / before:.2f}x: "
@@ -124,7 +124,7 @@ def _product_lost(split: PathResult, fused: PathResult) -> str | None:
         return time, f"{time:,.1f} µs ({rate:,.0f} TFLOP/s{registers})"
 
     alone, within = product(split), product(fused)
-    if alone is None or within is None or within[0] < alone[0]:
+    if alone is None or within is None or within[0] * (1 - _TIE) < alone[0]:
         return None
     return (
         f"the product takes {alone[1]} alone and {within[1]} with its epilogue, whose live values "

@@ -70,13 +70,14 @@ def suite() -> Suite:
     found: Suite = {}
     for name, build in OPS.items():
         op = build()
+        sizes = (8192,) * len(op.axes)
         for mode in paths.MODES:
             for path_name in ("split", "xla"):
                 (stage,) = paths.build(op, path_name, mode).chain.stages
-                shapes = paths.argument_shapes(op, mode, (8192, 8192), jnp.dtype(jnp.bfloat16))
+                shapes = paths.argument_shapes(op, mode, sizes, jnp.dtype(jnp.bfloat16))
                 found[f"{name} {mode} {path_name}"] = stage.function, shapes
         pallas = paths.build(op, "pallas", "forward").chain.stages[0].function
-        found[f"{name} pallas"] = pallas, op.argument_shapes((8192, 8192), jnp.bfloat16)
+        found[f"{name} pallas"] = pallas, op.argument_shapes(sizes, jnp.bfloat16)
     for width in (16384, 16385, 32768):
         found[f"softmax {width}"] = jax.nn.softmax, (array(2**26 // width, width),)
 

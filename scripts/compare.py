@@ -24,7 +24,9 @@ DTYPES = ("float16", "bfloat16", "float32")
 
 _OP = flags.DEFINE_string("op", None, "Which op to compare; --list names them.")
 _SHAPE = flags.DEFINE_string(
-    "shape", None, "Rows and width; of a product rows, width and depth. 8192 each by default."
+    "shape",
+    None,
+    "Sizes, as --list names them: rows and width, rows, width and depth. 8192 each by default.",
 )
 _DTYPE = flags.DEFINE_string("dtype", "float16", f"One of {', '.join(DTYPES)}.")
 _MODE = flags.DEFINE_string("mode", "forward", "forward, or backward for the gradient.")
@@ -106,7 +108,9 @@ def _op():
     if _APPROXIMATE.value is None:
         return build(), {}
     if "approximate" not in inspect.signature(build).parameters:
-        raise UsageError(f"--approximate is for ops with a GELU, not for --op {_OP.value!r}")
+        raise UsageError(
+            f"--approximate and --noapproximate: --op {_OP.value!r} has no two forms of a GELU"
+        )
     return build(approximate=_APPROXIMATE.value), {"approximate": _APPROXIMATE.value}
 
 

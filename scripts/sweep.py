@@ -6,14 +6,13 @@ Examples:
       --json sweep.json --plot sweep.svg
   python scripts/sweep.py --ops gemm_gelu_rowsum --shapes 8192x8192x512,65536x1024x1024
   python scripts/sweep.py --read sweep.json --plot sweep.svg
+  python scripts/sweep.py --ops softmax --target h200 --against sweep_of_the_card.json
 
 Rows are as many as make --elements. Cells are compiled side by side; on a GPU they are measured one
 by one, and the table ends with how far the predictions are off. Without one, times are predicted.
 """
 
-import json
 import os
-import pathlib
 import re
 from typing import Any
 
@@ -23,7 +22,6 @@ from fusejax import cli
 from fusejax.compile import platform
 from fusejax.errors import UsageError
 
-SCHEMA = "fusejax.sweep/1"
 DTYPES = ("float16", "bfloat16", "float32")
 WIDTHS = ("1024", "4096", "8192", "16384", "32768")
 
@@ -45,6 +43,9 @@ _JOBS = flags.DEFINE_integer(
     "jobs", None, "Processes; as many as there are processors by default.", lower_bound=1
 )
 _READ = flags.DEFINE_list("read", [], "Show these files of --json instead of comparing.")
+_AGAINST = flags.DEFINE_string(
+    "against", None, "Hold the kernels' registers and so on against those in this file of --json."
+)
 _JSON = flags.DEFINE_string("json", None, "Also write everything to this file; - for the output.")
 _PLOT = flags.DEFINE_string("plot", None, "Draw the times into this .svg, .png or .pdf.")
 
@@ -57,16 +58,19 @@ def main() -> None:
     from fusejax.report.console import WIDTH
     from fusejax.report.sweep_console import print_sweep
     from fusejax.report.sweep_plot import require_plotting, save_plot
+    from fusejax.sweep import files
 
+    if _PLOT.value is not None:
+        require_plotting("--plot", _PLOT.value)
     for flag, path in (("--json", _JSON.value), ("--plot", _PLOT.value)):
         cli.check_writable(flag, path)
-    if _PLOT.value:
-        require_plotting("--plot", _PLOT.value)
-    documents = _read() if _READ.value else _compared(Console(stderr=True))
+    others = None if _AGAINST.value is None else files.read("--against", [_AGAINST.value])
+    errors = Console(stderr=True)
+    documents = files.read("--read", _READ.value) if _READ.value else _compared(errors)
     if _JSON.value != "-":
-        print_sweep(documents, Console(width=WIDTH))
+        print_sweep(documents, Console(width=WIDTH), others)
     if _JSON.value:
-        cli.write_json("--json", _JSON.value, {"schema": SCHEMA, "cells": documents})
+        cli.write_json("--json", _JSON.value, files.document(documents))
     if _PLOT.value:
         save_plot(documents, _PLOT.value)
 
@@ -89,29 +93,30 @@ def _compared(errors: Any) -> list[dict[str, Any]]:
         _ELEMENTS.value,
         _some_of("--dtypes", _DTYPES.value, DTYPES),
         _some_of("--modes", _MODES.value, paths.MODES),
-        [tuple(_number("--shapes", size) for size in s.split("x")) for s in _SHAPES.value],
+        [_whole_shape(text) for text in _SHAPES.value],
         None if names is None else tuple(name for name in paths.NAMES if name in names),
     )
+    if not wanted and not _SHAPES.value:
+        raise UsageError("--widths is empty: give elements per row, such as 1024,8192")
     if not wanted:
         raise UsageError(
             "--shapes: none has as many sizes as an op of --ops: see compare.py --list"
         )
     jobs = min(_JOBS.value or len(os.sched_getaffinity(0)), len(wanted))
     with progress(errors) as tell:
-        return list(cells.run(wanted, _TARGET.value, jobs, tell))
+        documents = list(cells.run(wanted, _TARGET.value, jobs, tell))
+    failed = [document["failed"] for document in documents if "failed" in document]
+    if len(failed) == len(documents):
+        raise UsageError(f"nothing could be compared: {failed[0]}")
+    return documents
 
 
-def _read() -> list[dict[str, Any]]:
-    found = []
-    for name in _READ.value:
-        try:
-            document = json.loads(pathlib.Path(name).read_text())
-        except (OSError, ValueError) as error:
-            raise UsageError(f"--read {name!r} cannot be read as JSON: {error}") from error
-        if not isinstance(document, dict) or document.get("schema") != SCHEMA:
-            raise UsageError(f"--read {name!r} is not a file that --json of this script wrote")
-        found += document["cells"]
-    return found
+def _whole_shape(text: str) -> tuple[int, ...]:
+    if not re.fullmatch("[1-9][0-9]{0,17}(x[1-9][0-9]{0,17})+", text.strip()):
+        raise UsageError(
+            f"--shapes {text!r}: give sizes above 0 such as 8192x8192 or 8192x8192x512"
+        )
+    return tuple(int(size) for size in text.split("x"))
 
 
 def _number(flag: str, text: str) -> int:

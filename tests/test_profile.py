@@ -1,11 +1,12 @@
 import dataclasses
 import json
+import pathlib
 import subprocess
 import sys
 
 import pytest
 
-from fusejax import profile
+from fusejax import profile, rates
 from fusejax.errors import UsageError
 from fusejax.profile import Curve, EmitterSpeed, Launches, MatmulTime, OpCost, Point, Profile
 
@@ -187,3 +188,40 @@ def test_nearest_width(made, kind, dtype, width, found):
 def test_loading_is_light():
     code = "import sys, fusejax.profile as p; p.load('x'); sys.exit('jax' in sys.modules)"
     assert subprocess.run([sys.executable, "-c", code], check=False).returncode == 0
+
+
+def shipped():
+    return json.loads(
+        (pathlib.Path(profile.__file__).parent / "profiles/nvidia_h200.json").read_text()
+    )
+
+
+@pytest.mark.parametrize(
+    ("change", "said"),
+    [
+        (lambda d: d["memory"]["triad"].update(points=[]), "'triad' has no points"),
+        (lambda d: d["memory"]["copy"].update(bytes_per_s=0), "bytes_per_s is no number above 0"),
+        (lambda d: d["emitters"][0].update(us=0), "us is no number above 0"),
+        (lambda d: d["emitters"][0].update(width=0), "width is no count above 0"),
+        (lambda d: d["matmuls"][0].update(m=0), "m is no count above 0"),
+    ],
+)
+def test_a_profile_that_predictions_could_not_use_is_refused(change, said):
+    document = shipped()
+    profile.from_json(document, "it")
+    change(document)
+    with pytest.raises(UsageError, match=said):
+        profile.from_json(document, "it")
+
+
+def test_a_profile_of_another_card_is_refused(tmp_path, monkeypatch):
+    monkeypatch.setenv("FUSEJAX_PROFILE_DIR", str(tmp_path))
+    document = shipped() | {"card": "NVIDIA A100"}
+    (tmp_path / "nvidia_h200.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="is the profile of 'NVIDIA A100'"):
+        profile.load("NVIDIA H200")
+    document = shipped()
+    del document["memory"]["driver_copy"]
+    (tmp_path / "nvidia_h200.json").write_text(json.dumps(document))
+    with pytest.raises(UsageError, match="has no driver_copy"):
+        rates._usable("NVIDIA H200")

@@ -15,7 +15,7 @@ from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import calibrate, counters, counting, host, timing
 from fusejax.measure.inputs import random_on_device
-from fusejax.measure.turns import card_turn
+from fusejax.measure.turns import card_turn, counting_turn
 from fusejax.ops.op import Op
 from fusejax.paths import Path
 from fusejax.resources.matching import match
@@ -112,6 +112,7 @@ def _card_times(
     longest = max(found.median_us for found in device.values())
     enough = max(10, min(200, int(_TIMED_US / longest)))
     wall = timing.end_to_end_times(calls, (), rounds=8, calls=enough)
+    plain = timing.end_to_end_times(one_by_one, (), rounds=4, calls=enough)
     return {
         name: Timing(
             device_us=device[name].median_us,
@@ -119,6 +120,7 @@ def _card_times(
             high_us=device[name].high_us,
             end_to_end_us=wall[name].median_us,
             kernel_us=_kernel_us(device[name], results[name].kernels),
+            without_graphs_us=plain[name].median_us,
         )
         for name in calls
     }
@@ -193,7 +195,8 @@ def _with_counters(
     found: Mapping[str, PathResult], request: counting.Request
 ) -> dict[str, PathResult]:
     try:
-        launches = counters.run_under_ncu(request.command())
+        with counting_turn():
+            launches = counters.run_under_ncu(request.command())
     except UsageError as error:
         raise UsageError(f"--counters: {error}, or leave --counters out") from error
     per_path = counting.by_path(launches, len(found))

@@ -24,6 +24,17 @@ def card_turn(*, shared: bool = False) -> Iterator[None]:
 
 
 @contextlib.contextmanager
+def counting_turn() -> Iterator[None]:
+    """This process alone among those that run something under Nsight Compute.
+
+    ncu lets one at a time count, too, and keeps it for as long as the command lasts: with the turn
+    at the card in the hands of a command that waits for that, nobody would get on.
+    """
+    with turn(pathlib.Path(tempfile.gettempdir(), "fusejax-ncu.lock")):
+        yield
+
+
+@contextlib.contextmanager
 def turn(lock: pathlib.Path, *, shared: bool = False) -> Iterator[None]:
     """One process, and one of its threads, at a time; or any number of those that share.
 

@@ -68,5 +68,6 @@ def gemm_bias_gelu(*, approximate: bool = True) -> Op:
         kernel=functools.partial(gemm.gemm_bias_gelu, approximate=approximate),
         kernel_refusal=gemm.unsupported,
         kernel_modes=("forward",),
+        kernel_is_for_hopper=True,
         split_kernel=split_kernel,
     )

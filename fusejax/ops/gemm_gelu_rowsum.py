@@ -71,6 +71,7 @@ def gemm_gelu_rowsum(*, approximate: bool = True) -> Op:
         kernel=functools.partial(gemm.gemm_gelu_rowsum, approximate=approximate),
         kernel_refusal=gemm.unsupported,
         kernel_modes=("forward",),
+        kernel_is_for_hopper=True,
         split_kernel=split_kernel,
         recomputed=("gelu",),
     )

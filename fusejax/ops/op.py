@@ -110,6 +110,8 @@ class Op:
     """`kernel_refusal(*arguments)`: why the kernel cannot serve such arguments, or None."""
     kernel_modes: tuple[str, ...] = ("forward", "backward")
     """What the kernel is there for."""
+    kernel_is_for_hopper: bool = False
+    """Whether the kernel needs instructions that later GPUs do not have."""
     split_kernel: Callable[..., Any] | None = None
     """The library's matrix product, then one Pallas kernel; takes the arguments and `interpret`."""
     recomputed: tuple[str, ...] = ()

@@ -69,5 +69,6 @@ def shared_matmul(*, approximate: bool = True) -> Op:
         kernel=functools.partial(gemm.gemm_shared, approximate=approximate),
         kernel_refusal=gemm.unsupported,
         kernel_modes=("forward",),
+        kernel_is_for_hopper=True,
         recomputed=("matmul",),
     )

@@ -29,8 +29,18 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         if isinstance(refused, Refusal):
             reason = f"{refused.name}: not compared: {refused.reason}"
             console.print(reason, highlight=False, markup=False)
+    if not comparison.served():
+        console.print("No path could be compared.")
+        return
     _print_notes(comparison, console)
     console.print(_times(comparison))
+    for path in comparison.served():
+        if path.attribution and path.timing and path.timing.device_us and path.cost:
+            share = path.timing.device_us / path.cost.kernels_us - 1
+            told = f"{path.name}'s kernels take {abs(share):.0%} {'more' if share > 0 else 'less'}"
+            console.print(
+                f"{told} than predicted: {path.attribution}", highlight=False, markup=False
+            )
     console.print()
     console.print(_kernels(comparison))
     if any(path.boundaries for path in comparison.served()):
@@ -60,9 +70,10 @@ def _target_line(comparison: Comparison) -> str:
     if rate and target.bandwidth_bytes_per_s:
         figures = (
             f", {target.bandwidth_bytes_per_s / 1e12:.2f} TB/s, of which a copy reaches "
-            f"{rate.copy_bytes_per_s / 1e12:.2f}; rates {rate.source}"
+            f"{rate.copy_bytes_per_s / 1e12:.2f}"
         )
-    return f"Target: {target.title} ({target.kind}{figures})\n{versions}"
+    rates_line = f"Rates: {rate.source}\n" if rate else ""
+    return f"Target: {target.title} ({target.kind}{figures})\n{rates_line}{versions}"
 
 
 def _table(title: str, *columns: tuple[str, str]) -> Table:

@@ -17,6 +17,7 @@ def comparison_section(document: Document) -> str:
         _paths_table(document),
         _kernels_table(document),
         _boundaries_table(document),
+        _does_splitting_win(document),
         _conclusion(document),
     ]
     return "\n\n".join(part for part in parts if part)
@@ -115,6 +116,69 @@ def _boundaries_table(document: Document) -> str:
     ]
     head = ["path", "boundary", "written", "read again", "kernels", "why"]
     return table(head, rows) if rows else ""
+
+
+def _does_splitting_win(document: Document) -> str:
+    """A paragraph: split against fused, by time, bytes, launches and what the kernels wait for."""
+    served = dict(_served(document))
+    sentences = [
+        _split_against(split, served[split], fused, served[fused])
+        for split, fused in (("split", "xla"), ("split", "pallas"), ("pallas_split", "pallas"))
+        if split in served and fused in served
+    ]
+    return f"**Does splitting win?** {' '.join(sentences)}" if sentences else ""
+
+
+def _split_against(
+    name: str, split: Mapping[str, Any], other: str, fused: Mapping[str, Any]
+) -> str:
+    times = [path["time_us"] for path in (split, fused)]
+    measured = all(time["end_to_end"] is not None for time in times)
+    field = "end_to_end" if measured else "predicted"
+    before, after = (time[field] for time in times)
+    if before is None or after is None:
+        return ""
+    answer = "Yes" if before < after else "No"
+    basis = "measured end to end" if measured else "predicted"
+    told = f"{answer}, {name} against {other}: {before:,.1f} against {after:,.1f} µs ({basis})."
+    differences = [
+        _more(split["bytes"][kind]["total"] - fused["bytes"][kind]["total"], word)
+        for kind, word in (("modelled", "by the model"), ("measured", "by the card's counters"))
+        if split["bytes"][kind] and fused["bytes"][kind]
+    ]
+    launches = split["launches"] - fused["launches"]
+    told += f" Splitting moves {', '.join(differences)}, and launches "
+    told += f"{abs(launches)} {'more' if launches > 0 else 'fewer'}." if launches else "as often."
+    waits = [
+        f"{owner}'s longest kernel {busy}"
+        for owner, path in ((name, split), (other, fused))
+        if (busy := _busy(path))
+    ]
+    return f"{told} {'; '.join(waits)}." if waits else told
+
+
+def _more(size: int, source: str) -> str:
+    return (
+        f"{mib(abs(size))} {'more' if size > 0 else 'less'} {source}"
+        if size
+        else f"as much {source}"
+    )
+
+
+def _busy(path: Mapping[str, Any]) -> str:
+    """What the kernel that takes longest keeps busy, as the counters saw it."""
+    timed = [kernel for kernel in path["kernels"] if kernel["time_us"] is not None]
+    if not timed:
+        return ""
+    longest = max(timed, key=lambda kernel: kernel["time_us"])
+    if longest.get("measured_dram") is None or longest.get("measured_issue") is None:
+        return ""
+    memory, issue = longest["measured_dram"], longest["measured_issue"]
+    spilled = f"{longest['spill_bytes']} B spilled" if longest["spill_bytes"] else "no spills"
+    return (
+        f"({longest['time_us']:,.1f} µs) keeps the memory {memory:.0%} and the issue slots "
+        f"{issue:.0%} busy, with {longest['measured_occupancy']:.0%} of the warps, {spilled}"
+    )
 
 
 def _conclusion(document: Document) -> str:

@@ -6,11 +6,19 @@ from typing import Any
 from rich.console import Console
 from rich.table import Table
 
-from fusejax.sweep import summary
+from fusejax.sweep import agreement, summary
 
 
-def print_sweep(documents: Sequence[Mapping[str, Any]], console: Console) -> None:
-    """Prints times by shape and path, the ranges of the best path, and the predictions' errors."""
+def print_sweep(
+    documents: Sequence[Mapping[str, Any]],
+    console: Console,
+    others: Sequence[Mapping[str, Any]] | None = None,
+) -> None:
+    """Prints times by shape and path, the ranges of the best path, and the predictions' errors.
+
+    Args:
+      others: another sweep, whose kernels are compared with these.
+    """
     for document in documents:
         if "failed" in document:
             cell = document["cell"]
@@ -25,17 +33,29 @@ def print_sweep(documents: Sequence[Mapping[str, Any]], console: Console) -> Non
     accuracy = summary.accuracy(summary.predictions(documents))
     if accuracy is not None:
         console.print(_accuracy(accuracy))
+    counted = agreement.with_counters(documents)
+    if counted.kernels:
+        _print_agreement("by ptxas and by the card's counters", counted, console)
+    if others is not None:
+        _print_agreement("here and there", agreement.of_sweeps(documents, others), console)
+
+
+def _print_agreement(where: str, found: agreement.Agreement, console: Console) -> None:
+    same = found.kernels - len(found.differ)
+    console.print(f"Resources {where}: the same for {same} of {found.kernels} kernels.")
+    for line in found.differ:
+        console.print(f"  {line}", highlight=False, markup=False)
+    if found.other_kernels:
+        listed = "; ".join(found.other_kernels)
+        console.print(f"Other kernels: {listed}.", highlight=False, markup=False)
 
 
 def _times(one: summary.Series) -> Table:
     names = list(dict.fromkeys(name for document in one.documents for name in document["paths"]))
-    measured = any(
-        path["time_us"]["end_to_end"] is not None
-        for document in one.documents
-        for path in document["paths"].values()
-    )
+    measured = one.is_measured
     table = Table(
-        title=f"{one.op}, {one.mode}, {one.dtype}: µs {'end to end' if measured else 'predicted'}",
+        title=f"{one.op}, {one.mode}, {one.dtype}, {one.target}: µs "
+        f"{'end to end' if measured else 'predicted'}",
         title_justify="left", title_style="bold", box=None, pad_edge=False,
     )  # fmt: skip
     table.add_column("shape")

@@ -33,7 +33,10 @@ def require_plotting(flag: str, path: str) -> None:
 
 
 def save_plot(documents: Sequence[Mapping[str, Any]], path: str) -> None:
-    """Draws every series of the sweep into one file, written aside and renamed."""
+    """Draws every series of the sweep into one file, written aside and renamed.
+
+    Products' shapes differ in more than one size, so their points are not joined.
+    """
     from matplotlib.backends.backend_agg import FigureCanvasAgg
     from matplotlib.figure import Figure
 
@@ -42,8 +45,20 @@ def save_plot(documents: Sequence[Mapping[str, Any]], path: str) -> None:
     rows = -(-len(found) // columns) or 1
     figure = Figure(figsize=(5 * columns, 3.6 * rows), layout="constrained")
     FigureCanvasAgg(figure)
+    legend: dict[str, Any] = {}
     for number, one in enumerate(found, 1):
-        _draw(figure.add_subplot(rows, columns, number), one)
+        axes = figure.add_subplot(rows, columns, number)
+        _draw(axes, one)
+        handles, labels = axes.get_legend_handles_labels()
+        legend |= dict(zip(labels, handles, strict=True))
+    if legend:
+        figure.legend(
+            legend.values(),
+            legend.keys(),
+            loc="outside upper center",
+            ncols=len(legend),
+            fontsize=8,
+        )
     target = pathlib.Path(path)
     with tempfile.TemporaryDirectory(dir=target.parent, prefix=".fusejax-") as folder:
         aside = pathlib.Path(folder, target.name)
@@ -58,18 +73,24 @@ def _draw(axes: Any, one: summary.Series) -> None:
             lines.setdefault(name, []).append((place, time))
         if document["copy_floor_us"] is not None:
             lines.setdefault("copy of the minimum", []).append((place, document["copy_floor_us"]))
+    is_product = any(len(document["shape"]) > 2 for document in one.documents)
     for name, points in lines.items():
-        style = "--" if name == "copy of the minimum" else "o-"
-        axes.plot(*zip(*points, strict=True), style, label=name, color=_COLOURS.get(name), ms=3)
+        style = "--" if name == "copy of the minimum" else "-"
+        axes.plot(
+            *zip(*points, strict=True),
+            marker="_" if is_product else "o",
+            linestyle="none" if is_product else style,
+            markersize=12 if is_product else 3,
+            label=name,
+            color=_COLOURS.get(name),
+        )
     labels = ["x".join(map(str, document["shape"])) for document in one.documents]
     axes.set_xticks(range(len(labels)), labels, rotation=30, ha="right", fontsize=7)
-    is_measured = any(
-        path["time_us"]["end_to_end"] is not None
-        for document in one.documents
-        for path in document["paths"].values()
-    )
-    axes.set_ylabel(f"µs, {'measured end to end' if is_measured else 'predicted'}", fontsize=8)
-    axes.set_ylim(bottom=0)
+    axes.set_ylabel(f"µs, {'measured end to end' if one.is_measured else 'predicted'}", fontsize=8)
+    if is_product:
+        axes.set_yscale("log")
+        axes.set_xlim(-0.5, len(labels) - 0.5)
+    else:
+        axes.set_ylim(bottom=0)
     axes.set_title(f"{one.op}, {one.mode}, {one.dtype}", fontsize=9)
     axes.grid(alpha=0.3)
-    axes.legend(fontsize=7)

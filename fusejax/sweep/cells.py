@@ -1,14 +1,16 @@
 """The cells of a sweep, and how they are compared side by side."""
 
 import concurrent.futures
+import ctypes
 import dataclasses
 import multiprocessing
 import os
+import signal
 from collections.abc import Callable, Iterator, Sequence
 from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
-from fusejax.errors import first_line
+from fusejax.errors import UsageError, first_line
 
 # Shapes of products: square; shallow, so that its result dwarfs it; tall, as of a model's layers.
 PRODUCT_SHAPES = ((8192, 8192, 8192), (8192, 8192, 512), (65536, 1024, 1024))
@@ -70,7 +72,9 @@ def run(
     # Each process would else keep most of the card's memory for itself.
     os.environ.setdefault("XLA_PYTHON_CLIENT_PREALLOCATE", "false")
     context = multiprocessing.get_context("spawn")
-    with concurrent.futures.ProcessPoolExecutor(jobs, mp_context=context) as pool:
+    with concurrent.futures.ProcessPoolExecutor(
+        jobs, mp_context=context, initializer=_follow_parent
+    ) as pool:
         futures = [pool.submit(_compare, cell, target) for cell in cells]
         try:
             for number, (cell, future) in enumerate(zip(cells, futures, strict=True), 1):
@@ -78,8 +82,18 @@ def run(
                 tell(f"{number} of {len(cells)}: {where}")
                 yield _result(cell, future)
         except BaseException:
+            # Nobody is to wait for what is being compiled.
+            for process in list((pool._processes or {}).values()):
+                process.kill()
             pool.shutdown(wait=False, cancel_futures=True)
             raise
+
+
+def _follow_parent() -> None:
+    """Leaves ctrl-C to the parent, and ends with it."""
+    signal.signal(signal.SIGINT, signal.SIG_IGN)
+    death_signal = 1  # PR_SET_PDEATHSIG
+    ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
 
 
 def _result(cell: Cell, future: "concurrent.futures.Future[dict[str, Any]]") -> dict[str, Any]:
@@ -87,6 +101,8 @@ def _result(cell: Cell, future: "concurrent.futures.Future[dict[str, Any]]") -> 
         return future.result()
     except BrokenProcessPool:
         return _failed(cell, "a process of the sweep died")
+    except UsageError as error:
+        return _failed(cell, str(error))
     except Exception as error:
         return _failed(cell, f"{type(error).__name__}: {first_line(error)}")
 

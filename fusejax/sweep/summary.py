@@ -15,11 +15,13 @@ _TIE = 0.02
 
 @dataclasses.dataclass(frozen=True)
 class Series:
-    """One op, mode and dtype, over its shapes."""
+    """One op, mode and dtype on one target, over its shapes."""
 
     op: str
     mode: str
     dtype: str
+    target: str
+    is_measured: bool
     documents: tuple[Document, ...]
 
 
@@ -64,12 +66,16 @@ class Accuracy:
 
 
 def series(documents: Sequence[Document]) -> list[Series]:
-    """The comparisons by op, mode and dtype, each in the order given."""
-    found: dict[tuple[str, str, str], list[Document]] = {}
+    """The comparisons by op, mode, dtype and target, each in the order given."""
+    found: dict[tuple[str, str, str, str, bool], list[Document]] = {}
     for document in documents:
         if "failed" not in document:
-            key = document["op"], document["mode"], document["dtype"]
-            found.setdefault(key, []).append(document)
+            target = document["target"]
+            measured = any(
+                path["time_us"]["end_to_end"] is not None for path in document["paths"].values()
+            )
+            what = document["op"], document["mode"], document["dtype"]
+            found.setdefault((*what, target["description"], measured), []).append(document)
     return [Series(*key, tuple(own)) for key, own in found.items()]
 
 

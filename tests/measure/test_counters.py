@@ -272,9 +272,24 @@ def test_what_was_counted_goes_to_the_kernels_resources():
         "measured_occupancy": pytest.approx(0.8838),
         "measured_registers": 30,
     }
-    assert _counted_resources(path, (launch,)) == {"k": measured}
+    found = _counted_resources(path, (launch,))["k"]
+    assert measured.items() <= found.items()
+    assert found["measured_shared_bytes"] == (
+        launch.execution.static_shared_bytes + launch.execution.dynamic_shared_bytes
+    )
     assert _counted_resources(path, (launch, other)) == path.resources  # which is which?
     (moved, _) = counters.parse(REPORT, bytes_only=True)
     assert _counted_resources(path, (moved,)) == {
         "k": {key: measured[key] for key in ("threads", "measured_bytes")}
     }
+
+
+def test_paths_are_told_apart_by_the_marks_between_them():
+    from fusejax.measure.counting import by_path
+
+    def launched(*names):
+        return [counters.Counted(name, 0, 0) for name in names]
+
+    found = by_path(launched("a", "b", "wrapped_xor", "c", "splitk", "wrapped_xor", "d"), 3)
+    assert [[one.function for one in run] for run in found] == [["a", "b"], ["c", "splitk"], ["d"]]
+    assert by_path(launched("a", "b"), 2) is None

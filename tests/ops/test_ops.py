@@ -35,20 +35,27 @@ def run(path, values):
     return path.run([jax.jit(stage.function) for stage in path.chain.stages], values)
 
 
-@pytest.mark.parametrize("dtype", DTYPES)
-@pytest.mark.parametrize("mode", paths.MODES)
+@pytest.mark.parametrize(
+    ("mode", "dtype"),
+    [
+        ("forward", "float16"),
+        ("forward", "float32"),
+        ("backward", "bfloat16"),
+        ("backward", "float32"),
+    ],
+)
 @pytest.mark.parametrize("name", BUILDS)
 def test_paths_agree_with_float64(name, mode, dtype):
     op = BUILDS[name]()
     tolerance = (FORWARD if mode == "forward" else BACKWARD)[dtype]
     # What depends on the shape shows in one dtype.
-    shapes = [(6, 256), (1, 1), (3, 31), (2, 1151)] if dtype == "float32" else [(6, 256)]
+    shapes = [(1, 1), (3, 31), (2, 1151)] if dtype == "float32" else [(6, 256)]
     for seed, shape in enumerate(shapes):
         shapes = paths.argument_shapes(op, mode, shaped(op, *shape), DTYPES[dtype])
         values = accuracy.random_values(shapes, seed)
         expected = accuracy.reference(op, mode, values)
         for path_name in paths.of(op):
-            if path_name == "pallas" or (path_name == "recompute" and mode == "backward"):
+            if path_name in paths.PALLAS or (path_name == "recompute" and mode == "backward"):
                 continue
             got = run(paths.build(op, path_name, mode), values)
             error = accuracy.compare(got, expected, rows=shape[0], where="cpu")

@@ -2,13 +2,14 @@
 
 import pytest
 
-from fusejax.sweep import cells, summary
+from fusejax.sweep import agreement, cells, summary
 
 
 def document(width, times, measured=None, predicted=None):
     return {
         "op": "softmax", "mode": "forward", "dtype": "float16", "shape": [64, width],
-        "target": {"kind": "device" if measured else "deviceless"}, "copy_floor_us": None,
+        "target": {"kind": "device" if measured else "deviceless", "description": "a card"},
+        "copy_floor_us": None,
         "paths": {
             name: {
                 "status": "ok", "reason": None, "attribution": "",
@@ -79,3 +80,30 @@ def test_cells_are_compared_and_failures_told(deviceless):
     assert list(good["paths"]) == ["split", "xla"]
     assert "GiB" in bad["failed"]
     assert bad["cell"]["shape"] == (1 << 20, 1 << 20)
+
+
+def resources(registers, occupancy=0.5, emitter="loop", **counted):
+    kernel = {
+        "name": "k", "emitter": emitter, "registers": registers, "spill_bytes": 0,
+        "shared_bytes": 16, "threads": 128, "occupancy": occupancy, **counted,
+    }  # fmt: skip
+    found = document(512, {"xla": 1.0})
+    found["paths"]["xla"]["kernels"] = [kernel]
+    return [found]
+
+
+def test_kernels_of_two_sweeps():
+    same = agreement.of_sweeps(resources(32), resources(32))
+    assert (same.kernels, same.differ) == (1, ())
+    (line,) = agreement.of_sweeps(resources(32), resources(40, 0.25)).differ
+    assert "registers 32 and 40, occupancy 0.5 and 0.25" in line
+    other = agreement.of_sweeps(resources(32), resources(32, emitter="triton"))
+    assert (other.kernels, other.other_kernels) == (0, ("softmax 64x512 float16 xla",))
+
+
+def test_ptxas_and_counters():
+    right = resources(32, measured_registers=32, measured_theoretical_occupancy=0.5)
+    assert agreement.with_counters(right) == agreement.Agreement(1, ())
+    wrong = resources(32, measured_registers=32, measured_theoretical_occupancy=0.75)
+    assert "occupancy 0.5 and 0.75" in agreement.with_counters(wrong).differ[0]
+    assert agreement.with_counters(resources(32)).kernels == 0
