@@ -4,7 +4,7 @@ import jax
 import jax.numpy as jnp
 import numpy as np
 import pytest
-from references import INTERPRET, assert_rounded, cross_entropy, f64, softmax
+from references import INTERPRET, assert_rounded, cross_entropy, f64, sampled, softmax
 
 from pallas_kernels import cross_entropy as module
 from pallas_kernels.plan import Cut
@@ -56,7 +56,7 @@ def check(logits, labels, losses, dlosses, dlogits):
     assert_rounded(dlogits, want_gradient, scale=scale)
 
 
-@pytest.mark.parametrize(("width", "rows", "dtype"), CASES)
+@pytest.mark.parametrize(("width", "rows", "dtype"), sampled(CASES))
 def test_loss_and_gradient(width, rows, dtype):
     logits, labels = random(0, (rows, width), dtype), random_labels(1, rows, width)
     dlosses = random(2, (rows,), F32, 1.0)
@@ -296,7 +296,7 @@ def shapes(rows, width, dtype=BF16, labels=jnp.int32):
     )
 
 
-WIDTHS = [2, 6, 100, 256, 769, 2560, 50257, 131072, 262144]
+WIDTHS = [2, 769, 50257, 262144]
 
 
 @pytest.mark.parametrize("width", WIDTHS)

@@ -9,6 +9,7 @@ from references import (
     assert_close,
     assert_rounded,
     f64,
+    sampled,
     softmax,
     softmax_gradient,
     softmax_where,
@@ -53,7 +54,7 @@ def kernel(x, where=None):
     return row_softmax.softmax(x, where=where, interpret=INTERPRET)
 
 
-@pytest.mark.parametrize(("kind", "width", "rows", "dtype"), CASES)
+@pytest.mark.parametrize(("kind", "width", "rows", "dtype"), sampled(CASES))
 def test_value_and_gradient(kind, width, rows, dtype):
     # f32: exp2's argument, up to 20 here, is rounded like every other value
     ulps = 24 if dtype == F32 else 0.51
@@ -302,7 +303,7 @@ def gradient(x, where, dy):
     return jax.vjp(lambda x: row_softmax.softmax(x, where=where), x)[1](dy)
 
 
-WIDTHS = [2, 6, 96, 100, 256, 769, 2560, 16385, 131072]
+WIDTHS = [2, 100, 769, 131072]
 
 
 @pytest.mark.parametrize("width", WIDTHS)
