@@ -10,6 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
+from fusejax import paths
 from fusejax.compare_ops import compare_op
 from fusejax.comparison import PathResult, Refusal
 from fusejax.ops import OPS
@@ -149,6 +150,18 @@ def test_a_path_that_cannot_serve_is_a_row_with_its_reason(shape, dtype, card, s
     assert said in found.paths["pallas"].reason
     assert isinstance(found.paths["xla"], PathResult)
     assert found.verdict.fastest == "xla"
+
+
+@pytest.mark.parametrize(("card", "is_served"), [("h200", True), ("b200", False), ("a100", False)])
+def test_the_products_kernels_are_for_hopper(card, is_served, deviceless):
+    target = deviceless(card)
+    shape = (64, 256, 128)
+    reason = paths.refusal(OPS["gemm_bias_gelu"](), "pallas", "forward", shape, BF16, target)
+    assert (reason is None) is is_served
+    assert is_served or "Hopper" in reason
+    # What stands behind the library's product is not.
+    split = paths.refusal(OPS["gemm_bias_gelu"](), "pallas_split", "forward", shape, BF16, target)
+    assert (split is None) is (card != "a100")
 
 
 def test_errors_are_small_and_say_where_they_come_from(rowsum):

@@ -11,7 +11,7 @@ from typing import Any
 
 import numpy as np
 
-from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
+from fusejax.ops.gelu import gelu64, gelu64_slope, gelu_stage
 from fusejax.ops.op import Chain, Op, Stage
 from pallas_kernels import gelu as gelu_kernels
 
@@ -26,9 +26,6 @@ def bias_gelu(*, approximate: bool = True) -> Op:
     Args:
       approximate: the tanh form of GELU; otherwise the erf form.
     """
-
-    def gelu(z: Any) -> Any:
-        return gelu32(z, approximate=approximate).astype(z.dtype)
 
     def reference(x: np.ndarray, bias: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
         del dtype
@@ -50,7 +47,7 @@ def bias_gelu(*, approximate: bool = True) -> Op:
             arguments=("x", "bias"),
             stages=(
                 Stage("bias", _bias, ("x", "bias"), ("z",)),
-                Stage("gelu", gelu, ("z",), ("y",)),
+                gelu_stage("z", "y", approximate=approximate),
             ),
             results=("y",),
         ),

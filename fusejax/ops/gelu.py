@@ -12,6 +12,8 @@ import jax.numpy as jnp
 import numpy as np
 import scipy.special
 
+from fusejax.ops.op import Stage
+
 _A = math.sqrt(2 / math.pi)
 _B = 0.044715
 
@@ -19,6 +21,15 @@ _B = 0.044715
 def gelu32(z: Any, *, approximate: bool) -> Any:
     """GELU in float32, whatever z's dtype; XLA's own formulas are coarse in 16 bits."""
     return jax.nn.gelu(z.astype(jnp.float32), approximate=approximate)
+
+
+def gelu_stage(source: str, result: str, *, approximate: bool) -> Stage:
+    """The stage "gelu": in float32, rounded to the dtype of what it takes."""
+
+    def gelu(z: Any) -> Any:
+        return gelu32(z, approximate=approximate).astype(z.dtype)
+
+    return Stage("gelu", gelu, (source,), (result,))
 
 
 def gelu64(z: np.ndarray, *, approximate: bool) -> np.ndarray:

@@ -18,8 +18,8 @@ import jax.numpy as jnp
 import numpy as np
 
 from fusejax.ops.bias_gelu_rowsum import ROW_SUM
-from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
-from fusejax.ops.op import Chain, Op, Stage
+from fusejax.ops.gelu import gelu64, gelu64_slope, gelu_stage
+from fusejax.ops.op import Chain, Op
 from fusejax.ops.products import AXES, DIMENSIONS, MATMUL, product_gradient
 from pallas_kernels import gelu as gelu_kernels
 from pallas_kernels import gemm
@@ -31,9 +31,6 @@ def gemm_gelu_rowsum(*, approximate: bool = True) -> Op:
     Args:
       approximate: the tanh form of GELU; otherwise the erf form.
     """
-
-    def gelu(h: Any) -> Any:
-        return gelu32(h, approximate=approximate).astype(h.dtype)
 
     def reference(x: np.ndarray, weight: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
         del dtype
@@ -62,7 +59,7 @@ def gemm_gelu_rowsum(*, approximate: bool = True) -> Op:
         dimensions=DIMENSIONS,
         chain=Chain(
             arguments=("x", "weight"),
-            stages=(MATMUL, Stage("gelu", gelu, ("h",), ("y",)), ROW_SUM),
+            stages=(MATMUL, gelu_stage("h", "y", approximate=approximate), ROW_SUM),
             results=("y", "sums"),
         ),
         split_after=("matmul", "gelu"),

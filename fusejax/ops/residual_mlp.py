@@ -13,7 +13,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
+from fusejax.ops.gelu import gelu64, gelu64_slope, gelu_stage
 from fusejax.ops.op import Chain, Op, Stage
 from fusejax.ops.residual_ln import residual_ln
 from pallas_kernels import gelu as gelu_kernels
@@ -28,10 +28,6 @@ def _matmul(n: Any, weight: Any) -> Any:
 
 def _bias(p: Any, weight_bias: Any) -> Any:
     return p + weight_bias
-
-
-def _gelu(z: Any) -> Any:
-    return gelu32(z, approximate=True).astype(z.dtype)
 
 
 def _reference(*arguments_and_dtype: Any) -> tuple[np.ndarray, ...]:
@@ -100,7 +96,7 @@ def residual_mlp() -> Op:
                 *_NORM.chain.stages,
                 Stage("matmul", _matmul, ("y", "weight"), ("p",)),
                 Stage("weight_bias", _bias, ("p", "weight_bias"), ("z",)),
-                Stage("gelu", _gelu, ("z",), ("a",)),
+                gelu_stage("z", "a", approximate=True),
                 Stage("matmul_out", _matmul, ("a", "weight_out"), ("out",)),
             ),
             results=("out",),

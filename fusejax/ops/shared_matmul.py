@@ -15,7 +15,7 @@ from typing import Any
 import jax.numpy as jnp
 import numpy as np
 
-from fusejax.ops.gelu import gelu32, gelu64, gelu64_slope
+from fusejax.ops.gelu import gelu64, gelu64_slope, gelu_stage
 from fusejax.ops.op import Chain, Op, Stage
 from fusejax.ops.products import AXES, DIMENSIONS, MATMUL, product_gradient
 from pallas_kernels import gemm
@@ -31,9 +31,6 @@ def shared_matmul(*, approximate: bool = True) -> Op:
     Args:
       approximate: the tanh form of GELU; otherwise the erf form.
     """
-
-    def gelu(h: Any) -> Any:
-        return gelu32(h, approximate=approximate).astype(h.dtype)
 
     def reference(x: np.ndarray, weight: np.ndarray, dtype: Any) -> tuple[np.ndarray, ...]:
         del dtype
@@ -58,7 +55,7 @@ def shared_matmul(*, approximate: bool = True) -> Op:
             arguments=("x", "weight"),
             stages=(
                 MATMUL,
-                Stage("gelu", gelu, ("h",), ("y",)),
+                gelu_stage("h", "y", approximate=approximate),
                 Stage("rowsum", _row_sum, ("h",), ("sums",)),
             ),
             results=("y", "sums"),

@@ -75,6 +75,25 @@ def test_evidence_is_made_and_what_is_missing_is_told(swept, tmp_path):
     }  # fmt: skip
 
 
+def test_a_measured_page_is_not_replaced_by_a_predicted_one(swept, tmp_path):
+    document = json.loads(swept.read_text())
+    for cell in document["cells"]:
+        cell["target"]["kind"] = "device"
+    page = tmp_path / "ownership" / "report.json"
+    page.parent.mkdir()
+    page.write_text(json.dumps(document))
+    flags = ["--studies=ownership", f"--to={tmp_path}", "--target=h200"]
+    done = run("evidence.py", *flags)
+    assert done.returncode == 2
+    assert len(done.stderr.splitlines()) == 1, done.stderr
+    assert "was measured" in done.stderr
+    assert json.loads(page.read_text()) == document
+    page.unlink()
+    done = run("evidence.py", *flags, "--counters")
+    assert done.returncode == 2
+    assert "--counters needs a GPU" in done.stderr
+
+
 @pytest.mark.parametrize(
     ("change", "said"),
     [
