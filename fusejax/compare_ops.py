@@ -63,7 +63,7 @@ def compare_op(
         )
     if target.kind != "device":
         results = with_cpu_errors(op, mode, shape, dtype, results, progress)
-    floor_us = None
+    floor_us = clocks = None
     if target.kind != "deviceless" and built:
         compiled = {name: path for name, path in results.items() if isinstance(path, PathResult)}
         request = counting.Request(op.name, dict(options or {}), mode, shape, dtype, tuple(built))
@@ -72,7 +72,7 @@ def compare_op(
             counted=request if counters else None,
         )  # fmt: skip
         results |= measured.paths
-        floor_us = measured.floor_us
+        floor_us, clocks = measured.floor_us, measured.clocks
     results = {
         name: residual.attributed(path, target) if isinstance(path, PathResult) else path
         for name, path in results.items()
@@ -96,6 +96,7 @@ def compare_op(
         paths=results,
         verdict=verdict.judge(served, target),
         options=dict(options or {}),
+        clocks=clocks,
     )
 
 

@@ -109,6 +109,18 @@ class Verdict:
 
 
 @dataclasses.dataclass(frozen=True)
+class Clocks:
+    """What the driver says of a card under load."""
+
+    sm_mhz: float
+    max_sm_mhz: float
+    power_w: float
+    power_limit_w: float
+    limited_by: tuple[str, ...]
+    """What holds the clock back; empty where nothing does."""
+
+
+@dataclasses.dataclass(frozen=True)
 class Comparison:
     """All paths of one op on one input and target."""
 
@@ -126,6 +138,8 @@ class Comparison:
     paths: dict[str, PathResult | Refusal]
     verdict: Verdict | None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    clocks: Clocks | None = None
+    """Of the card under load, where calls take longer than their kernels and gaps explain."""
 
     def served(self) -> list[PathResult]:
         """The paths that could be compiled, in order."""

@@ -1,6 +1,7 @@
 """Why measured kernels take longer, or less, than was predicted of them."""
 
 import dataclasses
+import math
 
 from fusejax import rates
 from fusejax.comparison import PathResult
@@ -59,6 +60,10 @@ def _cause(kernel: Kernel, path: PathResult, time: float, predicted: float, targ
         return f"reads {read / max(1, kernel.traffic.read):.1f}x its operands (they left the cache)"
     if used.get("spill_bytes"):
         return str(strained(kernel, used))
+    blocks, multiprocessors = math.prod(used.get("grid") or ()), target.figure("core_count") or 0
+    if used.get("grid") and blocks < multiprocessors:
+        idle = multiprocessors - blocks
+        return f"its {blocks} blocks leave {idle} of {multiprocessors} multiprocessors idle"
     occupancy = used.get("measured_occupancy") or used.get("occupancy")
     issue = used.get("measured_issue")
     if issue is not None and issue > _BUSY:

@@ -27,6 +27,8 @@ REPORT = "report.json"
 ELEMENTS = 2**26
 COMMON = (1024, 2048, 4096, 8192, 16384)
 DEEP = (8192, 8192, 32768)  # so deep a product that its epilogue is next to nothing
+FEW_ROWS = (256, 8192, 8192)  # so few rows that whole tiles of outputs leave multiprocessors idle
+COUNTED_SHAPES = ((8192, 8192, 512), FEW_ROWS)  # of products, which take long to count
 TAIL = (769, 1000, 4097, 5000, 16385)
 
 _STUDIES = flags.DEFINE_list("studies", None, "Which; all by default. --list names them.")
@@ -66,7 +68,7 @@ def _studies() -> dict[str, tuple[str, list[Any]]]:
             [
                 Cell(op, shape, "bfloat16")
                 for op in ("gemm_bias_gelu", "gemm_gelu_rowsum", "shared_matmul")
-                for shape in (*PRODUCT_SHAPES, DEEP)
+                for shape in (*PRODUCT_SHAPES, DEEP, FEW_ROWS)
             ],
         ),
         "ownership": (
@@ -148,10 +150,16 @@ def _compared(cells: list[Any], folder: pathlib.Path, errors: Any) -> list[Any]:
         )
     if counts is None:
         counts = target.kind == "device" and counters.find() is not None
-    wanted = [dataclasses.replace(cell, counters=counts) for cell in cells]
+    wanted = [dataclasses.replace(cell, counters=counts and _is_counted(cell)) for cell in cells]
     jobs = min(len(os.sched_getaffinity(0)), len(wanted))
     with progress(errors) as tell:
         return list(run(wanted, _TARGET.value, jobs, tell))
+
+
+def _is_counted(cell: Any) -> bool:
+    return len(cell.shape) == 2 or (
+        cell.op in ("gemm_bias_gelu", "gemm_gelu_rowsum") and cell.shape in COUNTED_SHAPES
+    )
 
 
 def _found(cells: list[Any], names: list[str]) -> list[Any]:

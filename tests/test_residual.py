@@ -47,6 +47,8 @@ def test_nothing_is_said_near_the_prediction():
         ({"occupancy": 0.125, "occupancy_limiter": "registers"}, "occupancy 12%"),
         ({"measured_occupancy": 0.9, "measured_issue": 0.8, "occupancy": 0.1}, "80% of the issue"),
         ({"measured_bytes": {"read": 600 * MB, "written": 0}}, "2.2x its operands"),
+        ({"grid": [64, 1, 1]}, "its 64 blocks leave 68 of 132 multiprocessors idle"),
+        ({"grid": [132, 1, 1]}, "TB/s, no spills"),
         ({}, "TB/s, no spills"),
     ],
 )

@@ -1,14 +1,22 @@
-"""The program that Nsight Compute watches: every path of a comparison once, and nothing else."""
+"""The program that Nsight Compute watches: every path of a comparison once, and nothing else.
+
+It is handed the very executables that were timed: compiled again, products might be tuned to other
+kernels, and under ncu that takes minutes.
+"""
 
 import dataclasses
 import json
+import pathlib
+import pickle
 import sys
+import tempfile
 from collections.abc import Mapping, Sequence
 from typing import Any
 
 import numpy as np
 
 from fusejax.measure import counters
+from fusejax.measure.turns import card_turn, counting_turn
 
 # Part of the name of the kernel that is launched between two paths; none of an op is called so.
 _MARK = "xor"
@@ -25,15 +33,39 @@ class Request:
     dtype: Any
     names: tuple[str, ...]
 
-    def command(self) -> list[str]:
-        """The command line that runs it."""
+    def command(self, executables: pathlib.Path) -> list[str]:
+        """The command line that runs what is in the file `executables`."""
         fields = {
             **vars(self),
             "shape": list(self.shape),
             "dtype": np.dtype(self.dtype).name,
             "names": list(self.names),
         }
-        return [sys.executable, "-m", "fusejax.measure.counting", json.dumps(fields)]
+        told = json.dumps(fields)
+        return [sys.executable, "-m", "fusejax.measure.counting", str(executables), told]
+
+
+def count(
+    request: Request, executables: Mapping[str, Sequence[Any]]
+) -> tuple[tuple[counters.Counted, ...], ...] | None:
+    """The launches of each path, as Nsight Compute counts them.
+
+    Args:
+      request: what the executables are.
+      executables: of every path, for this machine's card and compiled without CUDA graphs.
+
+    Raises:
+      UsageError: as `counters.run_under_ncu`.
+    """
+    from jax.experimental import serialize_executable
+
+    with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
+        file = pathlib.Path(folder, "executables")
+        kept = [[serialize_executable.serialize(e) for e in executables[n]] for n in request.names]
+        file.write_bytes(pickle.dumps(kept))
+        with counting_turn():
+            launches = counters.run_under_ncu(request.command(file))
+    return by_path(launches, len(request.names))
 
 
 def by_path(
@@ -56,15 +88,14 @@ def by_path(
     return tuple(map(tuple, runs)) if len(runs) == paths else None
 
 
-def main(text: str) -> None:
-    """Compiles and warms up the paths, then runs each once where it is counted."""
+def main(executables: str, text: str) -> None:
+    """Loads and warms up the paths, then runs each once where it is counted."""
     import jax
     import jax.numpy as jnp
+    from jax.experimental.serialize_executable import deserialize_and_load
 
     from fusejax import paths
-    from fusejax.measure import timing
     from fusejax.measure.inputs import random_on_device
-    from fusejax.measure.turns import card_turn
     from fusejax.ops import OPS
 
     request = Request(**json.loads(text))
@@ -73,15 +104,10 @@ def main(text: str) -> None:
     values = random_on_device(shapes, seed=0)
     runs = []
     with card_turn(shared=True):
-        for name in request.names:
+        kept = pickle.loads(pathlib.Path(executables).read_bytes())
+        for name, serialised in zip(request.names, kept, strict=True):
             path = paths.build(op, name, request.mode)
-            known = path.chain.shapes(shapes)
-            programs = [
-                jax.jit(stage.function)
-                .lower(*(known[value] for value in stage.inputs))
-                .compile(compiler_options=timing.GRAPHS_OFF)
-                for stage in path.chain.stages
-            ]
+            programs = [deserialize_and_load(*one) for one in serialised]
             runs.append((path, programs))
             jax.block_until_ready(path.run(programs, values))
         bits = jnp.zeros(3, jnp.uint8)
@@ -95,4 +121,4 @@ def main(text: str) -> None:
 
 
 if __name__ == "__main__":
-    main(sys.argv[1])
+    main(*sys.argv[1:])

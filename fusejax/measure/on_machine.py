@@ -2,6 +2,7 @@
 
 import dataclasses
 import itertools
+import math
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
@@ -9,13 +10,13 @@ import jax
 import numpy as np
 
 from fusejax import accuracy
-from fusejax.comparison import PathResult, Timing
+from fusejax.comparison import Clocks, PathResult, Timing
 from fusejax.compile.targets import Target
 from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
-from fusejax.measure import calibrate, counters, counting, host, timing
+from fusejax.measure import calibrate, clocks, counters, counting, host, timing
 from fusejax.measure.inputs import random_on_device
-from fusejax.measure.turns import card_turn, counting_turn
+from fusejax.measure.turns import card_turn
 from fusejax.ops.op import Op
 from fusejax.paths import Path
 from fusejax.resources.matching import match
@@ -29,6 +30,9 @@ _CACHES = 3
 _MOST_SETS = 64
 _TIMED_US = 10_000  # of calls in a row that one end-to-end time is the mean of
 _CHECKED_ELEMENTS = 1 << 27
+# Calls of so many µs whose end-to-end time is so much longer are held up by more than launches.
+_LONG_US = 500
+_SLOWER = 1.05
 
 
 @dataclasses.dataclass(frozen=True)
@@ -38,6 +42,8 @@ class Measured:
     paths: dict[str, PathResult]
     floor_us: float | None
     """Of a copy of the minimum bytes, in the same run; None where nothing ran on a card."""
+    clocks: Clocks | None = None
+    """Under load, where that can be what makes calls longer than their kernels."""
 
 
 def measure(
@@ -68,14 +74,18 @@ def measure(
         return Measured({n: dataclasses.replace(results[n], timing=times[n]) for n in calls}, None)
     with card_turn(shared=True):
         # CUDA graphs would hide which kernel took how long.
-        one_by_one = {
-            name: _rotating(path, _without_graphs(path, programs, results[name], sets[0]), sets)
+        without_graphs = {
+            name: _without_graphs(path, programs, results[name], sets[0])
             for name, (path, programs) in built.items()
         }
+    one_by_one = {
+        name: _rotating(path, without_graphs[name], sets) for name, (path, _) in built.items()
+    }
     progress(f"timing {', '.join(calls)} in turn")
     with card_turn():
         times = _card_times(results, calls, one_by_one)
         floor = calibrate.copy_time_us(minimum_bytes) if calls else None
+        clock = _clock(times, calls)
     found = {name: dataclasses.replace(results[name], timing=times[name]) for name in calls}
     progress("checking the results against float64")
     with card_turn(shared=True):
@@ -83,8 +93,8 @@ def measure(
     found = {name: dataclasses.replace(path, error=errors[name]) for name, path in found.items()}
     if counted is not None:
         progress("counting DRAM bytes with ncu")
-        found = _with_counters(found, counted)
-    return Measured(found, floor)
+        found = _with_counters(found, counted, without_graphs)
+    return Measured(found, floor, clock)
 
 
 def _input_sets(
@@ -124,6 +134,15 @@ def _card_times(
         )
         for name in calls
     }
+
+
+def _clock(times: Mapping[str, Timing], calls: Mapping[str, Callable[[], Any]]) -> Clocks | None:
+    """The clock while the longest path runs, where its calls take longer than launches explain."""
+    name = max(times, key=lambda name: times[name].end_to_end_us, default=None)
+    if name is None or (times[name].device_us or math.inf) < _LONG_US:
+        return None
+    slower = times[name].end_to_end_us / (times[name].device_us or 1)
+    return clocks.under_load(calls[name]) if slower > _SLOWER else None
 
 
 def _without_graphs(
@@ -192,14 +211,14 @@ def _argument_names(op: Op, values: Sequence[Any]) -> list[str]:
 
 
 def _with_counters(
-    found: Mapping[str, PathResult], request: counting.Request
+    found: Mapping[str, PathResult],
+    request: counting.Request,
+    executables: Mapping[str, Sequence[Any]],
 ) -> dict[str, PathResult]:
     try:
-        with counting_turn():
-            launches = counters.run_under_ncu(request.command())
+        per_path = counting.count(request, executables)
     except UsageError as error:
         raise UsageError(f"--counters: {error}, or leave --counters out") from error
-    per_path = counting.by_path(launches, len(found))
     if per_path is None:
         return dict(found)
     return {

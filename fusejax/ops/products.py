@@ -15,7 +15,7 @@ DIMENSIONS = {"x": ("rows", "depth"), "weight": ("depth", "width")}
 
 
 def _matmul(x: Any, weight: Any) -> Any:
-    return jnp.matmul(x, weight, preferred_element_type=jnp.float32).astype(x.dtype)
+    return jnp.matmul(x, weight)
 
 
 MATMUL = Stage("matmul", _matmul, ("x", "weight"), ("h",))

@@ -23,7 +23,7 @@ _NORM = residual_ln()
 
 
 def _matmul(n: Any, weight: Any) -> Any:
-    return jnp.matmul(n, weight, preferred_element_type=jnp.float32).astype(n.dtype)
+    return jnp.matmul(n, weight)
 
 
 def _bias(p: Any, weight_bias: Any) -> Any:

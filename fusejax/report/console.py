@@ -1,5 +1,6 @@
 """A comparison as tables for a terminal, at most 100 columns wide."""
 
+import dataclasses
 import pathlib
 
 from rich.console import Console
@@ -8,7 +9,7 @@ from rich.text import Text
 
 from fusejax import rates
 from fusejax.comparison import Comparison, PathResult, Refusal
-from fusejax.report.units import counted, mib, tensor
+from fusejax.report.units import clock_sentence, counted, mib, tensor
 
 WIDTH = 100
 
@@ -41,6 +42,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
             console.print(
                 f"{told} than predicted: {path.attribution}", highlight=False, markup=False
             )
+    if comparison.clocks is not None:
+        told = clock_sentence(dataclasses.asdict(comparison.clocks))
+        console.print(told, highlight=False, markup=False)
     console.print()
     console.print(_kernels(comparison))
     if any(path.boundaries for path in comparison.served()):

@@ -3,7 +3,7 @@
 from collections.abc import Mapping, Sequence
 from typing import Any
 
-from fusejax.report.units import mib, tensor
+from fusejax.report.units import clock_sentence, mib, tensor
 
 type Document = Mapping[str, Any]
 
@@ -71,6 +71,8 @@ def _paths_table(document: Document) -> str:
             f"\n\nA copy of the bytes that must move ({document['minimum_bytes'] / 1e6:,.1f} MB) "
             f"took {document['copy_floor_us']:,.1f} µs in the same run."
         )
+    if document.get("clocks"):
+        text += f"\n\n{clock_sentence(document['clocks'])}"
     return text
 
 

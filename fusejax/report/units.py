@@ -1,6 +1,7 @@
 """How quantities are written."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
+from typing import Any
 
 
 def mib(size: int) -> str:
@@ -21,3 +22,14 @@ def counted(number: int, noun: str) -> str:
     """ "1 launch", "2 launches"."""
     plural = noun + ("es" if noun.endswith(("s", "sh", "ch")) else "s")
     return f"{number:,} {noun if abs(number) == 1 else plural}"
+
+
+def clock_sentence(clocks: Mapping[str, Any]) -> str:
+    """What the card's clock does under load, from the fields of `comparison.Clocks`."""
+    limits = " and ".join(clocks["limited_by"]) or "nothing reported"
+    return (
+        "While the longest path runs over and over, the card's clock is at "
+        f"{clocks['sm_mhz']:,.0f} of {clocks['max_sm_mhz']:,.0f} MHz, held back by: {limits} "
+        f"({clocks['power_w']:,.0f} of {clocks['power_limit_w']:,.0f} W). Kernels are timed in "
+        "short bursts, calls end to end in longer ones."
+    )
