@@ -79,7 +79,7 @@ def _analyse(module: Module, program: Program, expected_scopes: Sequence[str]) -
     for launch in launches:
         key = id(launch)
         earlier = merged.get(names[key])
-        directions = {scopes.direction(i.op_name) for i in inner[key] if i.op_name}
+        directions = set(map(scopes.direction, _operations(inner[key])))
         merged[names[key]] = Kernel(
             name=names[key],
             emitter=emitters[key],
@@ -222,8 +222,13 @@ def _instructions(launch: flow.Launch, module: Module) -> Iterator[Instruction]:
 
 
 def _scopes(instructions: Sequence[Instruction]) -> tuple[str, ...]:
-    names = (scopes.scope(name) for name in dict.fromkeys(i.op_name for i in instructions))
+    names = map(scopes.scope, _operations(instructions))
     return tuple(dict.fromkeys(name for name in names if name))
+
+
+def _operations(instructions: Sequence[Instruction]) -> list[str]:
+    names = dict.fromkeys(instruction.op_name for instruction in instructions)
+    return list(dict.fromkeys(one for name in names for one in scopes.operations(name)))
 
 
 def _source(instructions: Sequence[Instruction], module: Module) -> str | None:

@@ -30,6 +30,11 @@ def scope(op_name: str) -> str:
     return "/".join(parts)
 
 
+def operations(op_name: str) -> list[str]:
+    """The operations that an instruction's name names: several where XLA merged equal ones."""
+    return [name for name in op_name.split(";") if name]
+
+
 def direction(op_name: str) -> str:
     """ "backward" for an operation that transposition made, else "forward"."""
     return (

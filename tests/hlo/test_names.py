@@ -28,6 +28,13 @@ def test_scopes(op_name, scope, direction):
     assert (scopes.scope(op_name), scopes.direction(op_name)) == (scope, direction)
 
 
+def test_merged_operations_are_told_apart():
+    names = scopes.operations("jit(f)/a/mul;jit(f)/transpose(jvp(b))/mul")
+    assert [scopes.scope(name) for name in names] == ["a", "b"]
+    assert [scopes.direction(name) for name in names] == ["forward", "backward"]
+    assert scopes.operations("") == []
+
+
 def test_holds():
     assert scopes.holds("a/b/c", "b")
     assert scopes.holds("a/b/c", "a/b")
