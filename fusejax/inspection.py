@@ -152,7 +152,8 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
     chosen = targets.resolve(target)[0] if isinstance(target, str) else target
     program = aot.compile_program(function, arguments, chosen).program
     lowered_for = "cpu" if chosen.kind == "cpu" else "cuda"
-    expected = traced_scopes(function, arguments, lowered_for)
+    with aot.compiling_for(chosen):
+        expected = traced_scopes(function, arguments, lowered_for)
     found = analyse(program, expected_scopes=expected)
     return Report((Inspected(found, None, _resources(program, found, chosen.description)),))
 

@@ -1,14 +1,17 @@
-"""`jax.vmap` of a launch over rows: more rows, not more launches, wherever that can be.
+"""A launch over rows under `jax.vmap`, differentiation and `jax.jit`, on one device or several.
 
-JAX's own rule gives every array of a kernel one more axis. Copies want the strides of such an axis
-to be multiples of 16 bytes, which rows of 31 or 769 elements do not give, and those of the
-narrowest rows want the whole array.
+Under `jax.vmap` it becomes a launch over more rows, not more launches, wherever that can be: where
+every example has the same arrays in common and nothing is summed over rows. Else examples are one
+more axis in the kernel's grid, where the arrays allow that, or are launched one after another.
+
+The public functions have backward kernels (`jax.custom_vjp`). What is beyond them, derivatives of
+derivatives and forward mode inside of them, is that of the formula.
 """
 
 from __future__ import annotations
 
-import math
-from collections.abc import Callable
+import dataclasses
+import functools
 from typing import Any
 
 import jax
@@ -16,63 +19,63 @@ import jax.numpy as jnp
 from jax.custom_batching import custom_vmap
 
 from pallas_kernels.arguments import vary, varying
-from pallas_kernels.plan import COPY_BYTES, MAX_ELEMENTS, NARROW
+from pallas_kernels.launches import Launch, Mode, RowOperation
+from pallas_kernels.partitioning import on_each_device
 
 
 def over_rows(
-    launch: Callable[[Any, Any], tuple[Any, Any]], per_row: Any, shared: Any, *, sums: bool
+    operation: RowOperation, mode: Mode, per_row: Any, shared: Any = ()
 ) -> tuple[Any, Any]:
-    """`launch(per_row, shared)`, with a rule for `jax.vmap`.
-
-    - Of no examples, there is nothing to launch.
-    - Where every example has the same `shared` and nothing is summed over rows, the examples' rows
-      are rows of one larger launch.
-    - Else, where the arrays allow it, JAX's own rule holds: one launch with one more axis in its
-      grid.
-    - Else examples are launched one after another.
+    """Launches an operation on all rows.
 
     Args:
-      launch: (arrays [rows, ...], other arrays) -> (arrays [rows, ...], sums over rows).
-      per_row: any structure of arrays with rows first.
-      shared: any structure of arrays that all rows have in common.
-      sums: whether `launch` returns sums over rows.
+      operation: which; equal ones are traced once for arrays of the same types.
+      mode: how.
+      per_row: any structure of arrays [..., width], the first leaf, and [..., width] or [...] like
+        it.
+      shared: any structure of arrays [width] that all rows have in common.
+
+    Returns:
+      Arrays of every row, and sums over rows, as the operation has them.
     """
-    call = custom_vmap(launch)
+    return _traced_once(Launch(operation, mode), per_row, shared)
 
-    def rule(size, batched, per_row, shared):
-        with_axis, shared_with_axis = batched
-        one_shared = not any(jax.tree.leaves(shared_with_axis))
 
-        def everywhere(array, has):
-            return array if has else jnp.broadcast_to(array, (size, *array.shape))
+def _over_rows(launch: Launch, per_row: Any, shared: Any) -> tuple[Any, Any]:
+    if any(array.size == 0 for array in jax.tree.leaves(per_row)):
+        return launch.formula(per_row, shared)
+    sums = jax.tree.leaves(launch.results(per_row, shared)[1])
+    batched = custom_vmap(functools.partial(on_each_device, launch))
 
-        per_row = jax.tree.map(everywhere, per_row, with_axis)
-        leaves = jax.tree.leaves(per_row)
-        rows = leaves[0].shape[1]
-        fits = max(leaf.size for leaf in leaves) <= MAX_ELEMENTS
-        axes = jax.tree.map(lambda has: 0 if has else None, (True, shared_with_axis))
-        if size == 0:
-            shapes = jax.eval_shape(jax.vmap(launch, in_axes=axes), per_row, shared)
-            found = jax.tree.map(lambda shape: jnp.zeros(shape.shape, shape.dtype), shapes)
-        elif one_shared and not sums and fits:
-            merged = jax.tree.map(lambda a: a.reshape(size * rows, *a.shape[2:]), per_row)
-            found, no_sums = call(merged, shared)
-            found = jax.tree.map(lambda a: a.reshape(size, rows, *a.shape[1:]), found), no_sums
-        elif all(_aligned(leaf) for leaf in leaves if leaf.ndim > 2):
-            found = jax.vmap(launch, in_axes=axes)(per_row, shared)
+    @batched.def_vmap
+    def rule(size, has_axis, per_row, shared):
+        def everywhere(arrays, has_axis):
+            return jax.tree.map(
+                lambda a, has: a if has else jnp.broadcast_to(a, (size, *a.shape)),
+                arrays,
+                has_axis,
+            )
+
+        per_row = everywhere(per_row, has_axis[0])
+        if launch.examples or sums or any(jax.tree.leaves(has_axis[1])):
+            more = dataclasses.replace(launch, examples=launch.examples + 1)
+            found = _over_rows(more, per_row, everywhere(shared, has_axis[1]))
         else:
-            every = jax.tree.map(everywhere, shared, shared_with_axis)
-            found = jax.lax.map(lambda given: call(*given), (per_row, every))
+            found = _over_rows(launch, per_row, shared)
         return found, jax.tree.map(lambda _: True, found)
 
-    call.def_vmap(rule)
-    # Neither a kernel nor a call with such a rule tells over which mesh axes its results differ:
+    @jax.custom_jvp
+    def differentiable(per_row, shared):
+        return batched(per_row, shared)
+
+    @differentiable.defjvp
+    def derivative(primals, tangents):
+        return jax.jvp(launch.formula, primals, tangents)
+
+    # Neither a launch nor a call with such rules tells over which mesh axes its results differ:
     # over those of its arguments.
     axes = frozenset().union(*map(varying, jax.tree.leaves((per_row, shared))))
-    return jax.tree.map(lambda array: vary(array, axes), call(per_row, shared))
+    return jax.tree.map(lambda array: vary(array, axes), differentiable(per_row, shared))
 
 
-def _aligned(array: jax.Array) -> bool:
-    """Whether a kernel can be given [examples, rows, width] with one more axis in its grid."""
-    bytes_of_example = math.prod(array.shape[1:]) * array.dtype.itemsize
-    return bytes_of_example % COPY_BYTES == 0 and array.shape[-1] >= NARROW
+_traced_once = jax.jit(_over_rows, static_argnums=0, inline=jax.Inline.JAX_EARLY)

@@ -10,17 +10,18 @@ order. Bytes per element at 16 bits: 2 read + 2 written for `bias_gelu_colsum`, 
 from __future__ import annotations
 
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import arrays, flag
+from pallas_kernels import formulas
+from pallas_kernels.arguments import flag, mode_of, placed, present
 from pallas_kernels.batching import over_rows
 from pallas_kernels.forward_only import forward_only
 from pallas_kernels.gelu_math import gelu_erf, gelu_tanh
+from pallas_kernels.launches import Mode, RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_parameter, unsupported_rows
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
@@ -78,7 +79,7 @@ def _parameter(width: int, dtype: Any, parameter_dtype: Any) -> int:
     return width * (jnp.dtype(parameter_dtype).itemsize + 4)
 
 
-def unsupported_bias_gelu_colsum(x: Any, bias: Any) -> str | None:
+def unsupported_bias_gelu_colsum(x: Any, bias: Any, *, split: bool = False) -> str | None:
     """Why `bias_gelu_colsum` refuses these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
@@ -86,11 +87,13 @@ def unsupported_bias_gelu_colsum(x: Any, bias: Any) -> str | None:
     Args:
       x: the first argument.
       bias: the second.
+      split: whether devices may share the rows, so that x can have more elements than a kernel.
     """
-    return unsupported_rows(x, reduces=False) or unsupported_parameter("bias", bias, x.shape[-1])
+    reason = unsupported_rows(x, reduces=False, split=split)
+    return reason or unsupported_parameter("bias", bias, x.shape[-1])
 
 
-def unsupported_scale_sums(x: Any, scale: Any) -> str | None:
+def unsupported_scale_sums(x: Any, scale: Any, *, split: bool = False) -> str | None:
     """Why `scale_sums` refuses these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
@@ -98,12 +101,18 @@ def unsupported_scale_sums(x: Any, scale: Any) -> str | None:
     Args:
       x: the first argument.
       scale: the second.
+      split: whether devices may share the rows, so that x can have more elements than a kernel.
     """
-    return unsupported_rows(x) or unsupported_parameter("scale", scale, x.shape[-1])
+    return unsupported_rows(x, split=split) or unsupported_parameter("scale", scale, x.shape[-1])
 
 
 def bias_gelu_colsum(
-    x: jax.Array, bias: jax.Array, *, approximate: bool = True, interpret: Any = None
+    x: jax.Array,
+    bias: jax.Array,
+    *,
+    approximate: bool = True,
+    fallback: bool = False,
+    interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """gelu(x + bias), and the sum of each column of it before rounding.
 
@@ -111,6 +120,7 @@ def bias_gelu_colsum(
       x: [..., width], float16, bfloat16 or float32.
       bias: [width], float16, bfloat16 or float32, not necessarily x's dtype.
       approximate: the tanh form; False is the erf form.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -120,31 +130,34 @@ def bias_gelu_colsum(
       ValueError: with the sentence of `unsupported_bias_gelu_colsum`.
       TypeError: the call is differentiated.
     """
-    x, bias = arrays(x=x, bias=bias)
+    x, bias = present(x=x, bias=bias)
     approximate = flag("approximate", approximate)
-    if reason := unsupported_bias_gelu_colsum(x, bias):
+    if reason := unsupported_bias_gelu_colsum(x, bias, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros_like(x), jnp.zeros(x.shape[-1], jnp.float32)
+    operation = RowOperation(
+        "bias_gelu_colsum", _colsum_kernel, _colsum_formula, approximate, by_column=True
+    )
+    return _launched(operation, mode_of(fallback, interpret), x, bias)
 
-    def call(x, bias):
-        kernel = functools.partial(
-            bias_gelu_colsum_kernel, approximate=approximate, interpret=interpret
-        )
-        return over_rows(kernel, x, bias, sums=True)
 
-    y, sums = forward_only("bias_gelu_colsum", call)(_rows_of(x), bias)
-    return y.reshape(x.shape), sums
+def _colsum_kernel(approximate, x, bias, *, interpret):
+    return bias_gelu_colsum_kernel(x, bias, approximate=approximate, interpret=interpret)
+
+
+def _colsum_formula(approximate, x, bias, *, across):
+    del across
+    return formulas.bias_gelu_colsum(x, bias, approximate=approximate)
 
 
 def scale_sums(
-    x: jax.Array, scale: jax.Array, *, interpret: Any = None
+    x: jax.Array, scale: jax.Array, *, fallback: bool = False, interpret: Any = None
 ) -> tuple[jax.Array, jax.Array]:
     """Sums of each row and of each column of h = x * scale, which is not stored.
 
     Args:
       x: [..., width], float16, bfloat16 or float32; width at most `plan.most_width`.
       scale: [width], float16, bfloat16 or float32, not necessarily x's dtype.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -154,22 +167,26 @@ def scale_sums(
       ValueError: with the sentence of `unsupported_scale_sums`.
       TypeError: the call is differentiated.
     """
-    x, scale = arrays(x=x, scale=scale)
-    if reason := unsupported_scale_sums(x, scale):
+    x, scale = present(x=x, scale=scale)
+    if reason := unsupported_scale_sums(x, scale, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros(x.shape[:-1], jnp.float32), jnp.zeros(x.shape[-1], jnp.float32)
-
-    def call(x, scale):
-        kernel = functools.partial(scale_sums_kernel, interpret=interpret)
-        return over_rows(kernel, x, scale, sums=True)
-
-    of_rows, of_columns = forward_only("scale_sums", call)(_rows_of(x), scale)
-    return of_rows.reshape(x.shape[:-1]), of_columns
+    operation = RowOperation("scale_sums", _sums_kernel, _sums_formula)
+    return _launched(operation, mode_of(fallback, interpret), x, scale)
 
 
-def _rows_of(x: jax.Array) -> jax.Array:
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+def _sums_kernel(options, x, scale, *, interpret):
+    del options
+    return scale_sums_kernel(x, scale, interpret=interpret)
+
+
+def _sums_formula(options, x, scale, *, across):
+    del options
+    return formulas.scale_sums(x, scale, across=across)
+
+
+def _launched(operation: RowOperation, mode: Mode, x, parameter):
+    call = functools.partial(over_rows, operation, mode)
+    return forward_only(operation.name, call)(*placed([x], [parameter]))
 
 
 def bias_gelu_colsum_kernel(

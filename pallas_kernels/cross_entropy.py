@@ -15,8 +15,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import arrays
+from pallas_kernels import formulas
+from pallas_kernels.arguments import mode_of, placed, present
 from pallas_kernels.batching import over_rows
+from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.row_softmax import LOG2E, exponentials
 from pallas_kernels.rows import Result, run_rows
@@ -55,12 +57,18 @@ def expected_bytes_backward(rows: int, width: int, dtype: Any) -> int:
     return 2 * rows * width * jnp.dtype(dtype).itemsize + 16 * rows
 
 
-def unsupported(logits: Any, labels: Any) -> str | None:
+def unsupported(logits: Any, labels: Any, *, split: bool = False) -> str | None:
     """Why the kernels refuse these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
+
+    Args:
+      logits: the first argument.
+      labels: the second.
+      split: whether devices may share the rows, so that logits can have more elements than a
+        kernel.
     """
-    if reason := unsupported_rows(logits):
+    if reason := unsupported_rows(logits, split=split):
         return reason
     if not jnp.issubdtype(labels.dtype, jnp.integer):
         return f"labels must be integers, not {labels.dtype}."
@@ -73,7 +81,7 @@ def unsupported(logits: Any, labels: Any) -> str | None:
 
 
 def softmax_cross_entropy(
-    logits: jax.Array, labels: jax.Array, *, interpret: Any = None
+    logits: jax.Array, labels: jax.Array, *, fallback: bool = False, interpret: Any = None
 ) -> jax.Array:
     """log(sum(exp(logits))) - logits[label] for each row, in f32.
 
@@ -98,6 +106,7 @@ def softmax_cross_entropy(
     Args:
       logits: [..., width], float16, bfloat16 or float32; width up to 262144.
       labels: [...], of any integer dtype.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -106,56 +115,53 @@ def softmax_cross_entropy(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    logits, labels = arrays(logits=logits, labels=labels)
-    if reason := unsupported(logits, labels):
+    logits, labels = present(logits=logits, labels=labels)
+    if reason := unsupported(logits, labels, split=True):
         raise ValueError(reason)
-    if logits.size == 0:  # where there are rows, no label is one of their columns
-        return jnp.full(labels.shape, jnp.nan, jnp.float32)
-    return _cross_entropy(logits, _as_int32(labels), interpret)
+    logits, labels = placed((logits, formulas.as_int32(labels)))
+    return _cross_entropy(mode_of(fallback, interpret), logits, labels)
 
 
-def _as_int32(labels):
-    """The labels as int32, out of range where they were."""
-    if jnp.iinfo(labels.dtype).bits > 32 or labels.dtype == jnp.uint32:
-        most = jnp.iinfo(jnp.int32).max
-        labels = jnp.where((labels >= 0) & (labels <= most), labels, most)
-    return labels.astype(jnp.int32)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
+def _cross_entropy(mode, logits, labels):
+    return _losses(mode, logits, labels, saves=False)[0]
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2,))
-def _cross_entropy(logits, labels, interpret):
-    (loss,) = _launch(logits, labels, interpret, saves=False)
-    return loss.reshape(labels.shape)
+def _forward(mode, logits, labels):
+    loss, *saved = _losses(mode, logits, labels, saves=True)
+    return loss, (logits, labels, *saved)
 
 
-def _forward(logits, labels, interpret):
-    loss, *saved = _launch(logits, labels, interpret, saves=True)
-    return loss.reshape(labels.shape), (logits, labels, *saved)
-
-
-def _backward(interpret, saved, dloss):
-    logits, labels, maximum, total = saved
-
-    def launch(arrays, _):
-        return cross_entropy_backward_kernel(*arrays, interpret=interpret), ()
-
-    rows = logits.reshape(-1, logits.shape[-1])
-    dlogits, _ = over_rows(
-        launch, (rows, labels.reshape(-1), maximum, total, dloss.reshape(-1)), (), sums=False
-    )
-    return dlogits.reshape(logits.shape), None
+def _backward(mode, saved, dloss):
+    operation = RowOperation("cross_entropy_backward", _backward_kernel, _backward_formula)
+    return over_rows(operation, mode, (*saved, dloss))[0], None
 
 
 _cross_entropy.defvjp(_forward, _backward)
 
 
-def _launch(logits, labels, interpret, *, saves):
-    def launch(arrays, _):
-        return cross_entropy_kernel(*arrays, saves=saves, interpret=interpret), ()
+def _losses(mode, logits, labels, *, saves):
+    operation = RowOperation("cross_entropy", _forward_kernel, _forward_formula, saves)
+    return over_rows(operation, mode, (logits, labels))[0]
 
-    rows = logits.reshape(-1, logits.shape[-1])
-    found, _ = over_rows(launch, (rows, labels.reshape(-1)), (), sums=False)
-    return found
+
+def _forward_kernel(saves, per_row, shared, *, interpret):
+    return cross_entropy_kernel(*per_row, saves=saves, interpret=interpret), shared
+
+
+def _forward_formula(saves, per_row, shared, *, across):
+    found = formulas.cross_entropy(*per_row, across=across)
+    return found if saves else found[:1], shared
+
+
+def _backward_kernel(options, per_row, shared, *, interpret):
+    del options
+    return cross_entropy_backward_kernel(*per_row, interpret=interpret), shared
+
+
+def _backward_formula(options, per_row, shared, *, across):
+    del options
+    return formulas.cross_entropy_backward(*per_row, across=across), shared
 
 
 def cross_entropy_kernel(

@@ -9,7 +9,6 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from collections.abc import Callable
 from typing import Any
 
@@ -17,9 +16,10 @@ import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels import gelu_math
-from pallas_kernels.arguments import arrays, flag
+from pallas_kernels import formulas, gelu_math
+from pallas_kernels.arguments import flag, mode_of, placed, present
 from pallas_kernels.batching import over_rows
+from pallas_kernels.launches import Mode, RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
@@ -50,12 +50,17 @@ def expected_bytes_backward(rows: int, width: int, dtype: Any) -> int:
     return 5 * rows * width * jnp.dtype(dtype).itemsize
 
 
-def unsupported(gate: Any, up: Any) -> str | None:
+def unsupported(gate: Any, up: Any, *, split: bool = False) -> str | None:
     """Why the kernels refuse these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
+
+    Args:
+      gate: the first argument.
+      up: the second.
+      split: whether devices may share the rows, so that gate can have more elements than a kernel.
     """
-    if reason := unsupported_rows(gate, 2, reduces=False):
+    if reason := unsupported_rows(gate, 2, reduces=False, split=split):
         return reason
     if tuple(gate.shape) != tuple(up.shape) or gate.dtype != up.dtype:
         return (
@@ -65,7 +70,9 @@ def unsupported(gate: Any, up: Any) -> str | None:
     return None
 
 
-def swiglu(gate: jax.Array, up: jax.Array, *, interpret: Any = None) -> jax.Array:
+def swiglu(
+    gate: jax.Array, up: jax.Array, *, fallback: bool = False, interpret: Any = None
+) -> jax.Array:
     """silu(gate) * up, computed in f32 and rounded once; differentiable in reverse.
 
     The same as `(jax.nn.silu(gate.astype(f32)) * up.astype(f32)).astype(gate.dtype)`.
@@ -73,6 +80,7 @@ def swiglu(gate: jax.Array, up: jax.Array, *, interpret: Any = None) -> jax.Arra
     Args:
       gate: [..., width], float16, bfloat16 or float32.
       up: the shape and dtype of gate.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -81,11 +89,16 @@ def swiglu(gate: jax.Array, up: jax.Array, *, interpret: Any = None) -> jax.Arra
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(_Options("silu", interpret), gate, up)
+    return _run("silu", mode_of(fallback, interpret), gate, up)
 
 
 def geglu(
-    gate: jax.Array, up: jax.Array, *, approximate: bool = True, interpret: Any = None
+    gate: jax.Array,
+    up: jax.Array,
+    *,
+    approximate: bool = True,
+    fallback: bool = False,
+    interpret: Any = None,
 ) -> jax.Array:
     """gelu(gate) * up, computed in f32 and rounded once; differentiable in reverse.
 
@@ -96,6 +109,7 @@ def geglu(
       gate: [..., width], float16, bfloat16 or float32.
       up: the shape and dtype of gate.
       approximate: the tanh form; False is the erf form.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -104,7 +118,8 @@ def geglu(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(_Options(_gelu(flag("approximate", approximate)), interpret), gate, up)
+    activation = _gelu(flag("approximate", approximate))
+    return _run(activation, mode_of(fallback, interpret), gate, up)
 
 
 @dataclasses.dataclass(frozen=True)
@@ -112,13 +127,26 @@ class _Activation:
     op: str
     value: Callable[[jax.Array], jax.Array]
     value_and_slope: Callable[[jax.Array], tuple[jax.Array, jax.Array]]
+    formula: Callable[[jax.Array, jax.Array], jax.Array]
     flops: int  # of the value, roughly
 
 
 _ACTIVATIONS = {
-    "silu": _Activation("swiglu", gelu_math.silu, gelu_math.silu_and_slope, 6),
-    "gelu_tanh": _Activation("geglu", gelu_math.gelu_tanh, gelu_math.gelu_tanh_and_slope, 8),
-    "gelu_erf": _Activation("geglu", gelu_math.gelu_erf, gelu_math.gelu_erf_and_slope, 20),
+    "silu": _Activation("swiglu", gelu_math.silu, gelu_math.silu_and_slope, formulas.swiglu, 6),
+    "gelu_tanh": _Activation(
+        "geglu",
+        gelu_math.gelu_tanh,
+        gelu_math.gelu_tanh_and_slope,
+        functools.partial(formulas.geglu, approximate=True),
+        8,
+    ),
+    "gelu_erf": _Activation(
+        "geglu",
+        gelu_math.gelu_erf,
+        gelu_math.gelu_erf_and_slope,
+        functools.partial(formulas.geglu, approximate=False),
+        20,
+    ),
 }
 
 
@@ -126,44 +154,55 @@ def _gelu(approximate: bool) -> str:
     return "gelu_tanh" if approximate else "gelu_erf"
 
 
-@dataclasses.dataclass(frozen=True)
-class _Options:
-    activation: str
-    interpret: Any
-
-
-def _run(options: _Options, gate: jax.Array, up: jax.Array) -> jax.Array:
-    gate, up = arrays(gate=gate, up=up)
-    if reason := unsupported(gate, up):
+def _run(activation: str, mode: Mode, gate: jax.Array, up: jax.Array) -> jax.Array:
+    gate, up = present(gate=gate, up=up)
+    if reason := unsupported(gate, up, split=True):
         raise ValueError(reason)
-    if gate.size == 0:
-        return jnp.zeros_like(gate)
-    rows = (math.prod(gate.shape[:-1]), gate.shape[-1])
-    return _gated(options, gate.reshape(rows), up.reshape(rows)).reshape(gate.shape)
+    return _gated(activation, mode, *placed((gate, up)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _gated(options, gate, up):
-    def launch(arrays, _):
-        gate, up = arrays
-        return _launch(options.activation, gate, up, options.interpret, None), ()
-
-    return over_rows(launch, (gate, up), (), sums=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _gated(activation, mode, gate, up):
+    return _launched(activation, mode, gate, up)
 
 
-def _gated_forward(options, gate, up):
-    return _gated(options, gate, up), (gate, up)
+def _launched(activation, mode, gate, up):
+    op = _ACTIVATIONS[activation].op
+    operation = RowOperation(op, _kernel, _formula, activation, by_column=True)
+    return over_rows(operation, mode, (gate, up))[0]
 
 
-def _gated_backward(options, saved, dy):
-    def launch(arrays, _):
-        gate, up, dy = arrays
-        return _launch_backward(options.activation, gate, up, dy, options.interpret, None), ()
+def _gated_forward(activation, mode, gate, up):
+    return _launched(activation, mode, gate, up), (gate, up)
 
-    return over_rows(launch, (*saved, dy), (), sums=False)[0]
+
+def _gated_backward(activation, mode, saved, dy):
+    op = f"{_ACTIVATIONS[activation].op}_backward"
+    operation = RowOperation(op, _backward_kernel, _backward_formula, activation, by_column=True)
+    return over_rows(operation, mode, (*saved, dy))[0]
 
 
 _gated.defvjp(_gated_forward, _gated_backward)
+
+
+def _kernel(activation, per_row, shared, *, interpret):
+    gate, up = per_row
+    return _launch(activation, gate, up, interpret, None), shared
+
+
+def _formula(activation, per_row, shared, *, across):
+    del across
+    return _ACTIVATIONS[activation].formula(*per_row), shared
+
+
+def _backward_kernel(activation, per_row, shared, *, interpret):
+    gate, up, dy = per_row
+    return _launch_backward(activation, gate, up, dy, interpret, None), shared
+
+
+def _backward_formula(activation, per_row, shared, *, across):
+    del across
+    return formulas.gated_backward(_ACTIVATIONS[activation].formula, *per_row), shared
 
 
 def swiglu_kernel(

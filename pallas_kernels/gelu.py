@@ -12,14 +12,14 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
 import jax.numpy as jnp
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import arrays, flag
+from pallas_kernels import formulas
+from pallas_kernels.arguments import flag, mode_of, placed, present
 from pallas_kernels.batching import over_rows
 from pallas_kernels.gelu_math import (
     gelu_erf,
@@ -27,6 +27,7 @@ from pallas_kernels.gelu_math import (
     gelu_tanh,
     gelu_tanh_and_slope,
 )
+from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_parameter, unsupported_rows
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
@@ -88,7 +89,7 @@ def _itemsizes(dtype: Any, bias_dtype: Any) -> tuple[int, int]:
     return jnp.dtype(dtype).itemsize, jnp.dtype(bias_dtype).itemsize
 
 
-def unsupported(x: Any, bias: Any, *, row_sums: bool = False) -> str | None:
+def unsupported(x: Any, bias: Any, *, row_sums: bool = False, split: bool = False) -> str | None:
     """Why the kernels refuse these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do.
@@ -97,12 +98,19 @@ def unsupported(x: Any, bias: Any, *, row_sums: bool = False) -> str | None:
       x: the first argument.
       bias: the second.
       row_sums: whether of `bias_gelu_rowsum`, whose rows are limited, or of `bias_gelu`.
+      split: whether devices may share the rows, so that x can have more elements than a kernel.
     """
-    return unsupported_rows(x, reduces=row_sums) or unsupported_parameter("bias", bias, x.shape[-1])
+    reason = unsupported_rows(x, reduces=row_sums, split=split)
+    return reason or unsupported_parameter("bias", bias, x.shape[-1])
 
 
 def bias_gelu(
-    x: jax.Array, bias: jax.Array, *, approximate: bool = True, interpret: Any = None
+    x: jax.Array,
+    bias: jax.Array,
+    *,
+    approximate: bool = True,
+    fallback: bool = False,
+    interpret: Any = None,
 ) -> jax.Array:
     """gelu(x + bias), computed in f32 and rounded once; differentiable in reverse.
 
@@ -113,6 +121,7 @@ def bias_gelu(
       x: [..., width], float16, bfloat16 or float32.
       bias: [width], float16, bfloat16 or float32, not necessarily x's dtype.
       approximate: the tanh form; False is the erf form.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -121,17 +130,20 @@ def bias_gelu(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    x, bias = arrays(x=x, bias=bias)
-    options = _Options(flag("approximate", approximate), interpret)
-    if reason := unsupported(x, bias):
+    x, bias = present(x=x, bias=bias)
+    options = _Options(flag("approximate", approximate), row_sums=False)
+    if reason := unsupported(x, bias, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros_like(x)
-    return _bias_gelu(options, _rows_of(x), bias).reshape(x.shape)
+    return _bias_gelu(options, mode_of(fallback, interpret), *placed([x], [bias]))[0]
 
 
 def bias_gelu_rowsum(
-    x: jax.Array, bias: jax.Array, *, approximate: bool = True, interpret: Any = None
+    x: jax.Array,
+    bias: jax.Array,
+    *,
+    approximate: bool = True,
+    fallback: bool = False,
+    interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """gelu(x + bias) as `bias_gelu` gives it, and the sum of each row before rounding.
 
@@ -139,6 +151,7 @@ def bias_gelu_rowsum(
       x: [..., width], float16, bfloat16 or float32; width at most `plan.most_width`.
       bias: [width], float16, bfloat16 or float32, not necessarily x's dtype.
       approximate: the tanh form; False is the erf form.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -147,77 +160,80 @@ def bias_gelu_rowsum(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    x, bias = arrays(x=x, bias=bias)
-    options = _Options(flag("approximate", approximate), interpret)
-    if reason := unsupported(x, bias, row_sums=True):
+    x, bias = present(x=x, bias=bias)
+    options = _Options(flag("approximate", approximate), row_sums=True)
+    if reason := unsupported(x, bias, row_sums=True, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros_like(x), jnp.zeros(x.shape[:-1], jnp.float32)
-    y, sums = _bias_gelu_rowsum(options, _rows_of(x), bias)
-    return y.reshape(x.shape), sums.reshape(x.shape[:-1])
-
-
-def _rows_of(x: jax.Array) -> jax.Array:
-    return x.reshape(math.prod(x.shape[:-1]), x.shape[-1])
+    y, sums = _bias_gelu(options, mode_of(fallback, interpret), *placed([x], [bias]))
+    return y, sums
 
 
 @dataclasses.dataclass(frozen=True)
 class _Options:
     approximate: bool
-    interpret: Any
-
-    def keywords(self) -> dict[str, Any]:
-        return {"approximate": self.approximate, "interpret": self.interpret}
+    row_sums: bool
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _bias_gelu(options, x, bias):
-    def launch(x, bias):
-        return bias_gelu_kernel(x, bias, **options.keywords()), ()
-
-    return over_rows(launch, x, bias, sums=False)[0]
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _bias_gelu(options, mode, x, bias):
+    return _launched(options, mode, x, bias)
 
 
-def _bias_gelu_forward(options, x, bias):
-    return _bias_gelu(options, x, bias), (x, bias)
+def _launched(options, mode, x, bias):
+    operation = RowOperation(
+        "bias_gelu_rowsum" if options.row_sums else "bias_gelu",
+        _forward_kernel,
+        _forward_formula,
+        options,
+        by_column=not options.row_sums,
+    )
+    return over_rows(operation, mode, x, bias)[0]
 
 
-def _bias_gelu_backward(options, saved, dy):
-    def launch(arrays, bias):
-        x, dy = arrays
-        return bias_gelu_backward_kernel(x, bias, dy, **options.keywords())
+def _bias_gelu_forward(options, mode, x, bias):
+    return _launched(options, mode, x, bias), (x, bias)
 
+
+def _bias_gelu_backward(options, mode, saved, cotangents):
     x, bias = saved
-    dx, dbias = over_rows(launch, (x, dy), bias, sums=True)
+    operation = RowOperation(
+        "bias_gelu_rowsum_backward" if options.row_sums else "bias_gelu_backward",
+        _backward_kernel,
+        _backward_formula,
+        options,
+        by_column=True,
+    )
+    dx, dbias = over_rows(operation, mode, (x, *cotangents), bias)
     return dx, dbias.astype(bias.dtype)
 
 
 _bias_gelu.defvjp(_bias_gelu_forward, _bias_gelu_backward)
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(0,))
-def _bias_gelu_rowsum(options, x, bias):
-    def launch(x, bias):
-        return bias_gelu_rowsum_kernel(x, bias, **options.keywords()), ()
-
-    return over_rows(launch, x, bias, sums=False)[0]
-
-
-def _bias_gelu_rowsum_forward(options, x, bias):
-    return _bias_gelu_rowsum(options, x, bias), (x, bias)
+def _forward_kernel(options, x, bias, *, interpret):
+    keywords = {"approximate": options.approximate, "interpret": interpret}
+    if options.row_sums:
+        return bias_gelu_rowsum_kernel(x, bias, **keywords), ()
+    return (bias_gelu_kernel(x, bias, **keywords),), ()
 
 
-def _bias_gelu_rowsum_backward(options, saved, cotangents):
-    def launch(arrays, bias):
-        x, dy, dsums = arrays
-        return bias_gelu_rowsum_backward_kernel(x, bias, dy, dsums, **options.keywords())
-
-    x, bias = saved
-    dx, dbias = over_rows(launch, (x, *cotangents), bias, sums=True)
-    return dx, dbias.astype(bias.dtype)
+def _forward_formula(options, x, bias, *, across):
+    if options.row_sums:
+        found = formulas.bias_gelu_rowsum(x, bias, approximate=options.approximate, across=across)
+        return found, ()
+    return (formulas.bias_gelu(x, bias, approximate=options.approximate),), ()
 
 
-_bias_gelu_rowsum.defvjp(_bias_gelu_rowsum_forward, _bias_gelu_rowsum_backward)
+def _backward_kernel(options, per_row, bias, *, interpret):
+    x, *cotangents = per_row
+    kernel = bias_gelu_rowsum_backward_kernel if options.row_sums else bias_gelu_backward_kernel
+    return kernel(x, bias, *cotangents, approximate=options.approximate, interpret=interpret)
+
+
+def _backward_formula(options, per_row, bias, *, across):
+    del across
+    x, *cotangents = per_row
+    return formulas.bias_gelu_backward(x, bias, *cotangents, approximate=options.approximate)
 
 
 def bias_gelu_kernel(

@@ -17,11 +17,13 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 
-from pallas_kernels.arguments import arrays, flag
+from pallas_kernels import formulas
+from pallas_kernels.arguments import arrays, flag, mode_of
 from pallas_kernels.batching import over_rows
 from pallas_kernels.forward_only import forward_only
 from pallas_kernels.gemm_kernels import Epilogue, Sums, gemm_kernel
 from pallas_kernels.gemm_plan import unsupported
+from pallas_kernels.launches import RowOperation
 
 __all__ = [
     "expected_bytes",
@@ -128,10 +130,21 @@ def _run(epilogue: Epilogue, interpret: Any, x: Any, weight: Any, *bias: Any) ->
     if reason := unsupported(x, *others):
         raise ValueError(reason)
 
-    def launch(x, others):
-        return gemm_kernel(epilogue, x, *others, interpret=interpret), ()
-
     def call(x, *others):
-        return over_rows(launch, x, others, sums=False)[0]
+        operation = RowOperation(epilogue.name, _kernel, _formula, epilogue, whole=True)
+        return over_rows(operation, mode_of(False, interpret), x, others)[0]
 
     return forward_only(epilogue.name, call)(x, *others)
+
+
+def _kernel(epilogue, x, others, *, interpret):
+    return gemm_kernel(epilogue, x, *others, interpret=interpret), ()
+
+
+def _formula(epilogue, x, others, *, across):
+    del across
+    weight, *bias = others
+    product = jnp.matmul(x, weight, preferred_element_type=jnp.float32)
+    y = formulas.gelu(sum((b.astype(jnp.float32) for b in bias), product), epilogue.approximate)
+    summed = {Sums.OF_GELU: [y.sum(-1)], Sums.OF_PRODUCT: [product.sum(-1)]}
+    return (y.astype(x.dtype), *summed.get(epilogue.sums, [])), ()

@@ -20,15 +20,15 @@ from __future__ import annotations
 
 import dataclasses
 import functools
-import math
 from typing import Any
 
 import jax
-import jax.numpy as jnp
 
-from pallas_kernels.arguments import arrays, number
+from pallas_kernels import formulas
+from pallas_kernels.arguments import mode_of, number, placed, present
 from pallas_kernels.batching import over_rows
-from pallas_kernels.norm_kernels import Backward, Forward, Norm, backward_kernel, forward_kernel
+from pallas_kernels.launches import Mode, RowOperation
+from pallas_kernels.norm_kernels import Forward, Norm, backward_kernel, forward_kernel
 from pallas_kernels.plan import unsupported_parameter, unsupported_rows
 
 
@@ -39,6 +39,7 @@ def unsupported(
     bias: Any = None,
     *,
     returns_sum: bool = False,
+    split: bool = False,
 ) -> str | None:
     """Why the kernels refuse these arguments, forward or backward, as one sentence, or None.
 
@@ -50,8 +51,9 @@ def unsupported(
       scale: of the columns, or None.
       bias: of the columns, or None.
       returns_sum: whether the sum is an output too: backward then reads one more array.
+      split: whether devices may share the rows, so that x can have more elements than a kernel.
     """
-    if reason := unsupported_rows(x, 2 + returns_sum):
+    if reason := unsupported_rows(x, 2 + returns_sum, split=split):
         return reason
     if residual is not None and (
         tuple(x.shape) != tuple(residual.shape) or x.dtype != residual.dtype
@@ -74,6 +76,7 @@ def layer_norm(
     bias: jax.Array | None = None,
     *,
     epsilon: float = 1e-6,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> jax.Array:
     """LayerNorm along the last axis; see the module for the formula.
@@ -83,6 +86,7 @@ def layer_norm(
       scale: [width], float16, bfloat16 or float32, not necessarily x's dtype; or None.
       bias: [width], likewise; or None.
       epsilon: added to the variance.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -91,9 +95,8 @@ def layer_norm(
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    return _run(
-        Norm(True, epsilon=number("epsilon", epsilon, least=0)), x, None, scale, bias, interpret
-    )[0]
+    norm = Norm(True, epsilon=number("epsilon", epsilon, least=0))
+    return _run(norm, mode_of(fallback, interpret), x, None, scale, bias)[0]
 
 
 def rms_norm(
@@ -102,6 +105,7 @@ def rms_norm(
     *,
     epsilon: float = 1e-6,
     scale_offset: float = 0.0,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> jax.Array:
     """RMSNorm along the last axis; see the module for the formula.
@@ -112,6 +116,7 @@ def rms_norm(
         1, whatever the `scale_offset`.
       epsilon: added to the mean square.
       scale_offset: added to the scale, in f32.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -125,7 +130,7 @@ def rms_norm(
         epsilon=number("epsilon", epsilon, least=0),
         scale_offset=number("scale_offset", scale_offset),
     )
-    return _run(norm, x, None, scale, None, interpret)[0]
+    return _run(norm, mode_of(fallback, interpret), x, None, scale, None)[0]
 
 
 def residual_layer_norm(
@@ -135,6 +140,7 @@ def residual_layer_norm(
     bias: jax.Array | None = None,
     *,
     epsilon: float = 1e-6,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> jax.Array:
     """LayerNorm of the rounded sum x + residual, along the last axis.
@@ -145,6 +151,7 @@ def residual_layer_norm(
       scale: as in `layer_norm`.
       bias: as in `layer_norm`.
       epsilon: added to the variance.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -154,7 +161,7 @@ def residual_layer_norm(
       ValueError: with the sentence of `unsupported`.
     """
     norm = Norm(True, residual=True, epsilon=number("epsilon", epsilon, least=0))
-    return _run(norm, x, residual, scale, bias, interpret)[0]
+    return _run(norm, mode_of(fallback, interpret), x, residual, scale, bias)[0]
 
 
 def residual_rms_norm(
@@ -164,6 +171,7 @@ def residual_rms_norm(
     *,
     epsilon: float = 1e-6,
     scale_offset: float = 0.0,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> jax.Array:
     """RMSNorm of the rounded sum x + residual, along the last axis.
@@ -174,6 +182,7 @@ def residual_rms_norm(
       scale: as in `rms_norm`.
       epsilon: added to the mean square.
       scale_offset: added to the scale, in f32.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -188,7 +197,7 @@ def residual_rms_norm(
         epsilon=number("epsilon", epsilon, least=0),
         scale_offset=number("scale_offset", scale_offset),
     )
-    return _run(norm, x, residual, scale, None, interpret)[0]
+    return _run(norm, mode_of(fallback, interpret), x, residual, scale, None)[0]
 
 
 def prenorm_layer_norm(
@@ -198,6 +207,7 @@ def prenorm_layer_norm(
     bias: jax.Array | None = None,
     *,
     epsilon: float = 1e-6,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """LayerNorm of the rounded sum x + residual, and that sum.
@@ -208,6 +218,7 @@ def prenorm_layer_norm(
       scale: as in `layer_norm`.
       bias: as in `layer_norm`.
       epsilon: added to the variance.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -217,7 +228,7 @@ def prenorm_layer_norm(
       ValueError: with the sentence of `unsupported`.
     """
     norm = Norm(True, residual=True, returns_sum=True, epsilon=number("epsilon", epsilon, least=0))
-    return _run(norm, x, residual, scale, bias, interpret)
+    return _run(norm, mode_of(fallback, interpret), x, residual, scale, bias)
 
 
 def prenorm_rms_norm(
@@ -227,6 +238,7 @@ def prenorm_rms_norm(
     *,
     epsilon: float = 1e-6,
     scale_offset: float = 0.0,
+    fallback: bool = False,
     interpret: Any = None,
 ) -> tuple[jax.Array, jax.Array]:
     """RMSNorm of the rounded sum x + residual, and that sum.
@@ -237,6 +249,7 @@ def prenorm_rms_norm(
       scale: as in `rms_norm`.
       epsilon: added to the mean square.
       scale_offset: added to the scale, in f32.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -252,72 +265,83 @@ def prenorm_rms_norm(
         epsilon=number("epsilon", epsilon, least=0),
         scale_offset=number("scale_offset", scale_offset),
     )
-    return _run(norm, x, residual, scale, None, interpret)
+    return _run(norm, mode_of(fallback, interpret), x, residual, scale, None)
 
 
-def _run(norm: Norm, x, residual, scale, bias, interpret: Any) -> Any:
+def _run(norm: Norm, mode: Mode, x, residual, scale, bias) -> Any:
     """(y, h), where h is None unless the norm returns it."""
     parameters = {"scale": scale, "bias": bias}
     if norm.residual:
-        x, residual, scale, bias = arrays(x=x, residual=residual, optional=parameters)
+        x, residual, scale, bias = present(x=x, residual=residual, optional=parameters)
     else:
-        x, scale, bias = arrays(x=x, optional=parameters)
-    if reason := unsupported(x, residual, scale, bias, returns_sum=norm.returns_sum):
+        x, scale, bias = present(x=x, optional=parameters)
+    if reason := unsupported(x, residual, scale, bias, returns_sum=norm.returns_sum, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros_like(x), jnp.zeros_like(x) if norm.returns_sum else None
-    shape = (math.prod(x.shape[:-1]), x.shape[-1])
-    flat = x.reshape(shape), None if residual is None else residual.reshape(shape)
-    return jax.tree.map(
-        lambda found: found.reshape(x.shape), _norm(norm, interpret, *flat, scale, bias)
-    )
+    return _norm(norm, mode, *placed((x, residual), (scale, bias)))
 
 
 @functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
-def _norm(norm: Norm, interpret: Any, x, residual, scale, bias):
-    found = _forward(norm, interpret, x, residual, scale, bias, saves=False)
+def _norm(norm: Norm, mode: Mode, x, residual, scale, bias):
+    found = _forward(norm, mode, x, residual, scale, bias, saves=False)
     return found.y, found.h
 
 
-def _norm_forward(norm: Norm, interpret: Any, x, residual, scale, bias):
+def _norm_forward(norm: Norm, mode: Mode, x, residual, scale, bias):
     writes = dataclasses.replace(norm, returns_sum=norm.residual)
-    found = _forward(writes, interpret, x, residual, scale, bias, saves=True)
+    found = _forward(writes, mode, x, residual, scale, bias, saves=True)
     h = x if found.h is None else found.h
     return (found.y, h if norm.returns_sum else None), (h, found.statistics, scale, bias)
 
 
-def _norm_backward(norm: Norm, interpret: Any, saved, cotangents):
+def _norm_backward(norm: Norm, mode: Mode, saved, cotangents):
     h, statistics, scale, bias = saved
     dy, ds = cotangents
-    found = _backward(norm, interpret, h, dy, ds, statistics, scale, bias)
+    operation = RowOperation(
+        norm.backward_name,
+        _backward_kernel,
+        _backward_formula,
+        (norm, None if bias is None else bias.dtype),
+    )
+    dx, (dscale, dbias) = over_rows(operation, mode, (h, dy, ds, statistics), scale)
     return (
-        found.dx,
-        found.dx if norm.residual else None,
-        None if found.dscale is None else found.dscale.astype(scale.dtype),
-        None if found.dbias is None else found.dbias.astype(bias.dtype),
+        dx,
+        dx if norm.residual else None,
+        None if dscale is None else dscale.astype(scale.dtype),
+        None if dbias is None else dbias.astype(bias.dtype),
     )
 
 
 _norm.defvjp(_norm_forward, _norm_backward)
 
 
-def _forward(norm: Norm, interpret: Any, x, residual, scale, bias, *, saves: bool) -> Forward:
-    def launch(per_row, shared):
-        return forward_kernel(norm, *per_row, *shared, saves=saves, interpret=interpret), ()
-
-    return over_rows(launch, (x, residual), (scale, bias), sums=False)[0]
+def _forward(norm: Norm, mode: Mode, x, residual, scale, bias, *, saves: bool) -> Forward:
+    operation = RowOperation(norm.name, _forward_kernel, _forward_formula, (norm, saves))
+    return over_rows(operation, mode, (x, residual), (scale, bias))[0]
 
 
-def _backward(norm: Norm, interpret: Any, h, dy, ds, statistics, scale, bias) -> Backward:
-    bias_dtype = None if bias is None else bias.dtype
+def _forward_kernel(options, per_row, shared, *, interpret):
+    norm, saves = options
+    return forward_kernel(norm, *per_row, *shared, saves=saves, interpret=interpret), ()
 
-    def launch(per_row, scale):
-        h, dy, ds, statistics = per_row
-        dx, *sums = backward_kernel(
-            norm, h, dy, ds, statistics, scale, bias_dtype=bias_dtype, interpret=interpret
-        )
-        return dx, sums
 
-    sums = scale is not None or bias is not None
-    dx, (dscale, dbias) = over_rows(launch, (h, dy, ds, statistics), scale, sums=sums)
-    return Backward(dx, dscale, dbias)
+def _forward_formula(options, per_row, shared, *, across):
+    norm, saves = options
+    return formulas.norm(norm, *per_row, *shared, saves=saves, across=across), ()
+
+
+def _backward_kernel(options, per_row, scale, *, interpret):
+    norm, bias_dtype = options
+    h, dy, ds, statistics = per_row
+    dx, *sums = backward_kernel(
+        norm, h, dy, ds, statistics, scale, bias_dtype=bias_dtype, interpret=interpret
+    )
+    return dx, tuple(sums)
+
+
+def _backward_formula(options, per_row, scale, *, across):
+    norm, bias_dtype = options
+    h, dy, ds, statistics = per_row
+    dx, *sums = formulas.norm_backward(
+        norm, h, dy, ds, statistics, scale, has_bias=bias_dtype is not None, across=across
+    )
+    return dx, tuple(sums)

@@ -38,14 +38,13 @@ from typing import Any
 import jax.numpy as jnp
 
 from pallas_kernels import tuned
-from pallas_kernels.tuned import Tuning
+from pallas_kernels.tuned import COPY_BYTES, Tuning
 
 WARP = 32
 WARPS = 4  # of a warpgroup
 LANES = WARP * WARPS
 NARROW = 32  # columns from which on a row is more than a lane should hold
 MOST_COPIED = 256  # elements that a copy with a tensor map takes along one dimension
-COPY_BYTES = 16  # what copies start at multiples of, and are multiples of
 MAX_ELEMENTS = 2**31 - 1
 SHARED_PER_BLOCK = 232448  # Hopper's and Blackwell's opt-in limit, bytes
 SHARED_PER_SM = 233472
@@ -204,13 +203,16 @@ class Plan:
         return self.rows_per_block * self.width // LANES
 
 
-def unsupported_rows(x: Any, streams: int = 1, *, reduces: bool = True) -> str | None:
+def unsupported_rows(
+    x: Any, streams: int = 1, *, reduces: bool = True, split: bool = False
+) -> str | None:
     """Why `x` (anything with shape and dtype) cannot be given to a row kernel, or None.
 
     Args:
       x: the array.
       streams: arrays of its shape that the kernel reads.
       reduces: whether it reduces along rows; without, rows of any length are cut into parts.
+      split: whether `x` may have more elements than a kernel, which then sees a part of them.
     """
     dtype = jnp.dtype(x.dtype)
     if dtype not in (jnp.dtype(jnp.float16), jnp.dtype(jnp.bfloat16), jnp.dtype(jnp.float32)):
@@ -220,7 +222,7 @@ def unsupported_rows(x: Any, streams: int = 1, *, reduces: bool = True) -> str |
     size = math.prod(x.shape)
     if size == 0:
         return None
-    if size > MAX_ELEMENTS:
+    if size > MAX_ELEMENTS and not split:
         return f"The array may have at most 2**31-1 elements, and it has {size}."
     if reduces and x.shape[-1] > (most := most_width(dtype, streams)):
         return (

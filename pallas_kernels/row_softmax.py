@@ -16,8 +16,10 @@ import jax.numpy as jnp
 import numpy as np
 from jax.experimental import pallas as pl
 
-from pallas_kernels.arguments import arrays
+from pallas_kernels import formulas
+from pallas_kernels.arguments import mode_of, placed, present
 from pallas_kernels.batching import over_rows
+from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.rows import Result, Row, run_rows
 from pallas_kernels.tuned import Tuning
@@ -56,13 +58,18 @@ def expected_bytes_backward(rows: int, width: int, dtype: Any) -> int:
     return 3 * rows * width * jnp.dtype(dtype).itemsize
 
 
-def unsupported(x: Any, where: Any = None) -> str | None:
+def unsupported(x: Any, where: Any = None, *, split: bool = False) -> str | None:
     """Why the kernels refuse these arguments, as one sentence, or None.
 
     Only shape and dtype are read, so `jax.ShapeDtypeStruct` will do. The gradient reads two arrays
     at once, so that float32 rows end at half of what 16-bit ones may have.
+
+    Args:
+      x: the first argument.
+      where: the mask, or None.
+      split: whether devices may share the rows, so that x can have more elements than a kernel.
     """
-    if reason := unsupported_rows(x, streams=2):
+    if reason := unsupported_rows(x, streams=2, split=split):
         return reason
     if where is None:
         return None
@@ -79,7 +86,13 @@ def unsupported(x: Any, where: Any = None) -> str | None:
     return None
 
 
-def softmax(x: jax.Array, *, where: jax.Array | None = None, interpret: Any = None) -> jax.Array:
+def softmax(
+    x: jax.Array,
+    *,
+    where: jax.Array | None = None,
+    fallback: bool = False,
+    interpret: Any = None,
+) -> jax.Array:
     """exp(x - max) / sum(exp(x - max)) along the last axis, in f32, rounded once.
 
     As `jax.nn.softmax`: a row of -inf, and a row that holds a NaN or +inf, is NaN everywhere.
@@ -94,6 +107,7 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, interpret: Any = No
       where: boolean, of a shape that broadcasts to that of x. What it excludes counts for nothing,
         whatever is there: y and dx are 0, also in a row that is excluded as a whole, and its
         cotangent is not looked at. The mask is read as one byte for each element of x.
+      fallback: whether platforms without the kernels get the formula in plain JAX, not an error.
       interpret: None compiles for the GPU; True or `plgpu.InterpretGPUParams()` simulates.
 
     Returns:
@@ -102,40 +116,53 @@ def softmax(x: jax.Array, *, where: jax.Array | None = None, interpret: Any = No
     Raises:
       ValueError: with the sentence of `unsupported`.
     """
-    x, where = arrays(x=x, optional={"where": where})
-    if reason := unsupported(x, where):
+    x, where = present(x=x, optional={"where": where})
+    if reason := unsupported(x, where, split=True):
         raise ValueError(reason)
-    if x.size == 0:
-        return jnp.zeros_like(x)
-    return _softmax(x, where, where is not None, interpret)
+    mask = None if where is None else jnp.broadcast_to(where, x.shape)
+    return _softmax(mask is not None, mode_of(fallback, interpret), *placed((x, mask)))
 
 
-@functools.partial(jax.custom_vjp, nondiff_argnums=(2, 3))
-def _softmax(x, where, masked, interpret):
-    def launch(arrays, _):
-        return softmax_kernel(*arrays, interpret=interpret), ()
-
-    width = x.shape[-1]
-    mask = jnp.broadcast_to(where, x.shape).reshape(-1, width) if masked else None
-    y, _ = over_rows(launch, (x.reshape(-1, width), mask), (), sums=False)
-    return y.reshape(x.shape)
+@functools.partial(jax.custom_vjp, nondiff_argnums=(0, 1))
+def _softmax(masked, mode, x, mask):
+    return _launched(masked, mode, x, mask)
 
 
-def _forward(x, where, masked, interpret):
-    y = _softmax(x, where, masked, interpret)
+def _launched(masked, mode, x, mask):
+    name = "softmax_where" if masked else "softmax"
+    return over_rows(RowOperation(name, _forward_kernel, _forward_formula), mode, (x, mask))[0]
+
+
+def _forward(masked, mode, x, mask):
+    y = _launched(masked, mode, x, mask)
     return y, y
 
 
-def _backward(masked, interpret, y, dy):
-    def launch(arrays, _):
-        return softmax_backward_kernel(*arrays, masked=masked, interpret=interpret), ()
-
-    width = y.shape[-1]
-    dx, _ = over_rows(launch, (y.reshape(-1, width), dy.reshape(-1, width)), (), sums=False)
-    return dx.reshape(y.shape), None
+def _backward(masked, mode, y, dy):
+    operation = RowOperation("softmax_backward", _backward_kernel, _backward_formula, masked)
+    return over_rows(operation, mode, (y, dy))[0], None
 
 
 _softmax.defvjp(_forward, _backward)
+
+
+def _forward_kernel(options, per_row, shared, *, interpret):
+    del options
+    return softmax_kernel(*per_row, interpret=interpret), shared
+
+
+def _forward_formula(options, per_row, shared, *, across):
+    del options
+    x, mask = per_row
+    return formulas.softmax(x, where=mask, across=across), shared
+
+
+def _backward_kernel(masked, per_row, shared, *, interpret):
+    return softmax_backward_kernel(*per_row, masked=masked, interpret=interpret), shared
+
+
+def _backward_formula(masked, per_row, shared, *, across):
+    return formulas.softmax_backward(*per_row, masked=masked, across=across), shared
 
 
 def softmax_kernel(

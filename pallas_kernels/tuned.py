@@ -15,6 +15,7 @@ import pathlib
 import jax
 
 FILE = pathlib.Path(__file__).with_name("tuned.json")
+COPY_BYTES = 16  # what copies start at multiples of, and are multiples of
 # What a process without a GPU compiles for, unless it says otherwise.
 USUAL_CARD = "NVIDIA H200"
 
@@ -45,6 +46,9 @@ class Tuning:
 def lookup(op: str, width: int, itemsize: int, card: str | None = None) -> Tuning | None:
     """The measured choice for rows of `width`, or None.
 
+    Rows that are no multiple of 16 bytes are another matter than those that are: they go by choices
+    for such rows, of less than twice their length, where there are any.
+
     Args:
       op: the kernel.
       width: elements per row.
@@ -52,7 +56,11 @@ def lookup(op: str, width: int, itemsize: int, card: str | None = None) -> Tunin
       card: the device kind, as JAX names it; by default that of this process.
     """
     choices = _file().get(card or _card(), {}).get(op, {}).get(str(8 * itemsize), ())
-    return next((choice for choice in choices if width <= choice.width), None)
+    fitting = [choice for choice in choices if width <= choice.width]
+    late = [choice for choice in fitting if choice.width * itemsize % COPY_BYTES]
+    if width * itemsize % COPY_BYTES and late and late[0].width < 2 * width:
+        return late[0]
+    return next((choice for choice in fitting if choice not in late), None)
 
 
 @functools.cache

@@ -1,5 +1,6 @@
 """Compiles a function for a target and keeps what the compiler said about it."""
 
+import contextlib
 import dataclasses
 import functools
 import time
@@ -13,6 +14,7 @@ from fusejax.compile import platform
 from fusejax.compile.dump import compile_with_dump
 from fusejax.compile.targets import Target
 from fusejax.errors import UsageError, first_line
+from fusejax.functions import card
 from fusejax.program import Program
 
 
@@ -62,7 +64,17 @@ def warm_compile_s(function: Callable[..., Any], arguments: Sequence[Any], targe
 
 def _lower(function: Callable[..., Any], arguments: Sequence[Any], target: Target) -> Any:
     jitted = function if hasattr(function, "lower") else jax.jit(function)
-    return jitted.lower(*jax.tree.map(functools.partial(_placed, _device(target)), arguments))
+    placed = jax.tree.map(functools.partial(_placed, _device(target)), arguments)
+    with compiling_for(target):
+        return jitted.lower(*placed)
+
+
+def compiling_for(target: Target) -> contextlib.AbstractContextManager[None]:
+    """While it lasts, functions of fusejax choose for the target's card."""
+    major, minor = target.figure("major"), target.figure("minor")
+    if major is None:
+        return contextlib.nullcontext()
+    return card.compiling_for(card.Card(target.title, (major, minor or 0)))
 
 
 def _placed(device: Any, leaf: Any) -> Any:

@@ -134,7 +134,7 @@ def _pallas(op: Op, arguments: Arguments, target: Target) -> Outcome:
     if refusal is None:
         return _compiled(op.kernel, arguments, target)
     try:
-        jax.eval_shape(op.kernel, *arguments)
+        jax.jit(op.kernel).trace(*arguments).lower(lowering_platforms=("cuda",))
     except Exception as error:
         return Outcome(None, refusal, _named(error))
     return Outcome(None, refusal)

@@ -88,6 +88,9 @@ CALLING = (
     "comparator",
 )
 _REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*+"|[^\s{},%]+')
+_LIBRARY = re.compile(
+    r"[/\\](?:(?:site|dist)-packages|pallas_kernels|fusejax[/\\](?:functions|flax))[/\\]"
+)
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")
 _SOURCE_FILE = re.compile(r'\bsource_file="((?:[^"\\]|\\.)*+)"')
@@ -212,7 +215,8 @@ class Module:
     def source(self, instruction: Instruction) -> str | None:
         """The user's line, "file:line", innermost frame first; None where it is not told.
 
-        Frames inside installed packages are passed over as long as a caller is not.
+        Frames inside installed packages, and inside those of this project's folders that people
+        call from programs of their own, are passed over as long as a caller is not.
         """
         metadata = instruction.attributes.get("metadata", "")
         frame_id = _FRAME.search(metadata)
@@ -223,7 +227,7 @@ class Module:
             if frame is None:
                 break
             place = f"{frame.file}:{frame.line}"
-            if not re.search(r"[/\\](?:site|dist)-packages[/\\]", frame.file):
+            if not _LIBRARY.search(frame.file):
                 return place
             innermost = innermost or place
             row = frame.parent

@@ -23,12 +23,12 @@ _REASONS = {
     0x80: "power brake",
 }
 _CALLS = 10  # between two looks at whether the clock has been read
-_SETTLING_S = 0.2
+_SETTLING_S = 1.2  # the driver's power is a mean over the last second
 _LIMIT_S = 10
 
 
 def under_load(call: Callable[[], Any]) -> Clocks | None:
-    """Reads the clocks by nvidia-smi while `call` runs again and again, for under a second or two.
+    """Reads the clocks by nvidia-smi while `call` runs again and again, for a second or two.
 
     Returns:
       None where nvidia-smi is missing or does not tell.

@@ -44,4 +44,4 @@ def test_the_sentence_names_clock_power_and_what_holds_it_back():
     fields = vars(clocks.parse(LINE))
     told = clock_sentence(fields)
     assert "1,425 of 1,980 MHz" in told
-    assert "power cap (688 of 700 W)" in told
+    assert "power cap (688 of 700 W" in told

@@ -7,6 +7,7 @@ import pytest
 from references import INTERPRET, assert_rounded, cross_entropy, f64, sampled, softmax
 
 from pallas_kernels import cross_entropy as module
+from pallas_kernels import formulas
 from pallas_kernels.plan import Cut
 from pallas_kernels.tuned import Tuning
 
@@ -178,7 +179,7 @@ def test_labels_keep_their_value_or_stay_out_of_range(dtype):
         given = [0, 5, int(info.min), int(info.max)]
         if info.bits == 64:
             given += [2**32, 2**32 + 5]
-        found = module._as_int32(jnp.asarray(np.asarray(given, dtype)))
+        found = formulas.as_int32(jnp.asarray(np.asarray(given, dtype)))
         assert found.dtype == jnp.int32
         for label, value in zip(given, found, strict=True):
             assert int(value) == label or not (0 <= label < 2**31 or 0 <= value < 2**31 - 1)

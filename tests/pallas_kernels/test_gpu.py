@@ -190,3 +190,60 @@ def test_vmap_of_gradients():
             )
             assert_array(dx[one], want, 10)
             assert_columns(dscale[one], want_dscale, np.abs(want_dscale).mean(), 3)
+
+
+@pytest.mark.parametrize("width", [100, 4096])
+def test_the_kernel_runs_where_there_is_a_fallback(width):
+    (x, dy), scale = arrays(width, BF16, 2), vector(width)
+    plain = value_and_gradients(pk.rms_norm, (x, scale), dy)
+    with_fallback = functools.partial(pk.rms_norm, fallback=True)
+    found = value_and_gradients(with_fallback, (x, scale), dy)
+    jax.tree.map(np.testing.assert_array_equal, found, plain)
+    run = jax.jit(lambda *given: jax.vjp(with_fallback, *given)[1](dy))
+    assert run.lower(x, scale).compile().as_text().count("mosaic_gpu_v2") == 2
+
+
+def test_derivatives_of_gradients():
+    """Along one direction, in both modes, against differences of float64 gradients."""
+    width, norm = 1000, Norm(centred=False)
+    x, direction = (a[:5] for a in arrays(width, F32, 2))
+
+    def slope(x):
+        return jax.grad(lambda x: (pk.rms_norm(x) ** 3).sum())(x)
+
+    def slope64(x):
+        return backward64(norm, x, 3 * forward64(norm, x) ** 2)[0]
+
+    step = 1e-6 * f64(direction)
+    want = (slope64(f64(x) + step) - slope64(f64(x) - step)) / 2e-6
+    reverse = jax.jit(jax.grad(lambda x: (slope(x) * direction).sum()))(x)
+    forward = jax.jit(lambda x: jax.jvp(slope, (x,), (direction,))[1])(x)
+    for found in (reverse, forward):
+        assert np.abs(f64(found) - want).max() < 2e-5 * np.abs(want).max()
+
+
+@pytest.mark.skipif(len(jax.devices()) < 2, reason="needs several cards")
+@pytest.mark.parametrize("kind", [jax.sharding.AxisType.Auto, jax.sharding.AxisType.Explicit])
+def test_rows_over_cards(kind):
+    mesh = jax.make_mesh((len(jax.devices()),), ("data",), axis_types=(kind,))
+    width = 2560
+    x, dy = (a[:512].reshape(16, 32, width) for a in arrays(width, BF16, 2))
+    scale, bias = vector(width), vector(width, 2)
+
+    def run(x, scale, bias, dy):
+        y, pull = jax.vjp(pk.layer_norm, x, scale, bias)
+        return y, pull(dy)
+
+    want = jax.jit(run)(x, scale, bias, dy)
+    place = lambda a: jax.device_put(
+        a, jax.NamedSharding(mesh, jax.P("data") if a.ndim > 1 else jax.P())
+    )
+    with jax.set_mesh(mesh):
+        given = [place(a) for a in (x, scale, bias, dy)]
+        program = jax.jit(run).lower(*given).compile()
+        y, (dx, *sums) = program(*given)
+    assert "all-gather" not in program.as_text()
+    np.testing.assert_array_equal(np.asarray(y), want[0])
+    np.testing.assert_array_equal(np.asarray(dx), want[1][0])
+    for one, other in zip(sums, want[1][1:], strict=True):
+        np.testing.assert_allclose(one, other, rtol=1e-4, atol=1e-4 * np.abs(other).max())

@@ -139,6 +139,27 @@ def test_measured_choices_are_looked_up_by_card_op_size_and_width(tmp_path, monk
         tuned._file.cache_clear()
 
 
+def test_rows_of_no_multiple_of_16_bytes_go_by_choices_for_such_rows(tmp_path, monkeypatch):
+    file = tmp_path / "tuned.json"
+    widths = (768, 769, 1024, 4096, 4097, 8192)
+    entries = [dataclasses.asdict(Tuning(width, 1, 1, 1, 1)) for width in widths]
+    file.write_text(json.dumps({"cards": {"A card": {"softmax": {"16": entries, "32": entries}}}}))
+    monkeypatch.setattr(tuned, "FILE", file)
+    tuned._file.cache_clear()
+
+    def chosen(width, itemsize=2):
+        return tuned.lookup("softmax", width, itemsize, "A card").width
+
+    try:
+        assert [chosen(w) for w in (768, 760, 776, 4104)] == [768, 768, 1024, 8192]
+        assert [chosen(w) for w in (769, 500, 2049, 4097)] == [769, 769, 4097, 4097]
+        # Without one of less than twice their length they go by the others.
+        assert [chosen(w) for w in (100, 770, 1025, 4099)] == [768, 1024, 4096, 8192]
+        assert [chosen(w, itemsize=4) for w in (772, 770, 4097)] == [1024, 1024, 4097]
+    finally:
+        tuned._file.cache_clear()
+
+
 def test_every_entry_of_the_shipped_file_belongs_to_a_kernel():
     for ops in tuned._file().values():
         assert set(ops) <= set(LAUNCHES)
