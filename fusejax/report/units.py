@@ -30,6 +30,6 @@ def clock_sentence(clocks: Mapping[str, Any]) -> str:
     return (
         "While the longest path runs over and over, the card's clock is at "
         f"{clocks['sm_mhz']:,.0f} of {clocks['max_sm_mhz']:,.0f} MHz, held back by: {limits} "
-        f"({clocks['power_w']:,.0f} of {clocks['power_limit_w']:,.0f} W, the driver's mean of about "
-        "a second). Kernels are timed in short bursts, calls end to end in longer ones."
+        f"({clocks['power_w']:,.0f} of {clocks['power_limit_w']:,.0f} W, the driver's mean of "
+        "about a second). Kernels are timed in short bursts, calls end to end in longer ones."
     )
