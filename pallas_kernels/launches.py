@@ -124,8 +124,9 @@ class Launch:
         """
         if not self.mode.fallback:
             raise ValueError(
-                f"{self.operation.name} is a kernel for NVIDIA GPUs from Hopper on: elsewhere, "
-                "pass fallback=True for the same in plain JAX, or interpret=True to simulate it."
+                f"{self.operation.name} is a kernel for NVIDIA GPUs from Hopper on, and this is "
+                "lowered for another platform: take another implementation, fallback=True for the "
+                "same in plain JAX, or interpret=True to simulate it."
             )
         return self.formula(per_row, shared)
 

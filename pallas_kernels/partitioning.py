@@ -2,9 +2,9 @@
 
 Leading axes may be split in any way, and every device launches the kernel on what it has; sums over
 rows are summed over devices, once for all of them. Where the last axis is split, columns that have
-nothing to do with each other stay with the kernel, and else the formula takes its place, in which
-only numbers per row are exchanged between devices. Arrays that rows have in common are whole on
-every device, or split as the columns are.
+nothing to do with each other stay with the kernel; else the formula takes its place, in which only
+numbers per row are exchanged between devices, or it is an error where no fallback is allowed.
+Arrays that rows have in common are whole on every device, or split as the columns are.
 
 Under `jax.jit`, with axes of type Auto, it is the compiler that knows how arrays are split, and it
 asks for each part of the launch (`jax.experimental.custom_partitioning`). Axes of type Explicit are
@@ -166,10 +166,21 @@ def _spec(mesh: Mesh, array: Any) -> Sequence[Any]:
 def _part(
     launch: Launch, split: Split, *, asked: bool = False
 ) -> Callable[[Any, Any], tuple[Any, Any]]:
-    """What one device does; `asked` as for a launch."""
+    """What one device does; `asked` as for a launch.
+
+    Raises:
+      ValueError: rows are split, a kernel needs whole ones, and there is no fallback.
+    """
+    shares_rows = split.columns and not launch.operation.by_column
+    if shares_rows and not launch.mode.fallback:
+        raise ValueError(
+            f"{launch.operation.name} needs whole rows, and the last axis is split over the mesh "
+            f"axes {', '.join(split.columns)}: split other axes, take another implementation, or "
+            "fallback=True for the same in plain JAX."
+        )
 
     def run(per_row, shared):
-        if split.columns and not launch.operation.by_column:
+        if shares_rows:
             found, sums = launch.formula(per_row, shared, split.columns)
         else:
             found, sums = launch(per_row, shared, asked=asked)

@@ -1,5 +1,6 @@
 """Rows over devices: eight of the CPU's, and eight H200s that are not there."""
 
+import functools
 import os
 import pathlib
 import re
@@ -66,8 +67,8 @@ def test_on_eight_cards_that_are_not_there(eight, name):
         sharding = NamedSharding(mesh, spec if rows else P())
         return jax.ShapeDtypeStruct(shape, BF16 if rows else F32, sharding=sharding)
 
-    def run(*given):
-        y, pull = jax.vjp(getattr(pk, name), *given)
+    def run(*given, fallback=True):
+        y, pull = jax.vjp(functools.partial(getattr(pk, name), fallback=fallback), *given)
         return y, pull(y)
 
     given = [described((16, 256, 1024)), *map(described, others)]
@@ -78,6 +79,13 @@ def test_on_eight_cards_that_are_not_there(eight, name):
     assert all(shape in call for call in calls)
     assert not re.search(r" all-gather(-start)?\(", text)
     assert len(re.findall(r"= .*? all-reduce(?:-start)?\(", text)) == reductions
+    if not kernels:
+        without = functools.partial(run, fallback=False)
+        with (
+            jax.set_mesh(mesh),
+            pytest.raises(Exception, match="needs whole rows, and the last axis is split over"),
+        ):
+            jax.jit(without).lower(*given).compile()
 
 
 def test_the_limit_of_elements_is_that_of_one_device():
