@@ -20,6 +20,7 @@ Each process of a GPU host uses all GPUs that it sees (CUDA_VISIBLE_DEVICES); on
 are those of each process. Process 0 reports.
 """
 
+import math
 import re
 
 from absl import flags
@@ -51,14 +52,21 @@ _ATTENTION = flags.DEFINE_enum(
 _DTYPE = flags.DEFINE_enum(
     "dtype", "float32", ["float32", "bfloat16"], "Of activations; parameters are float32."
 )
-_STEPS = flags.DEFINE_integer("steps", 100, "Steps; 0 to compile only.", lower_bound=0)
+_STEPS = flags.DEFINE_integer(
+    "steps", 100, "Steps; 0 with --kernels to compile only.", lower_bound=0
+)
 _EVERY = flags.DEFINE_integer(
     "every", 10, "Steps of a round: after each, losses are printed and a time is taken.",
     lower_bound=1,
 )  # fmt: skip
 _RATE = flags.DEFINE_float("learning-rate", 1e-3, "AdamW's.", lower_bound=0.0)
-_SEED = flags.DEFINE_integer("seed", 0, "Of initial values and batches.", lower_bound=0)
-_DEVICES = flags.DEFINE_integer("devices", 1, "Devices to spread the batch over.", lower_bound=1)
+_SEED = flags.DEFINE_integer(
+    "seed", 0, "Of initial values and batches.", lower_bound=0, upper_bound=2**31 - 1
+)
+_DEVICES = flags.DEFINE_integer(
+    "devices", 1, "Devices to spread the batch over; on a CPU, those of each process.",
+    lower_bound=1,
+)  # fmt: skip
 _COORDINATOR = flags.DEFINE_string(
     "coordinator", None, "host:port of process 0, where there are several processes."
 )
@@ -128,6 +136,8 @@ def _check(layers: tuple[str, ...]) -> None:
         )
     if _ATTENTION.value == "cudnn" and (_DTYPE.value != "bfloat16" or not platform.gpu_present()):
         raise UsageError("--attention cudnn needs a GPU and --dtype bfloat16: leave it out here")
+    if not math.isfinite(_RATE.value):
+        raise UsageError(f"--learning-rate {_RATE.value}: give a finite number")
     total = _DEVICES.value * _PROCESSES.value
     if _BATCH.value % total:
         raise UsageError(
@@ -145,6 +155,14 @@ def _check(layers: tuple[str, ...]) -> None:
         raise UsageError(
             "--kernels compares two steps on one device: give --layers flax,fusejax "
             "and leave --devices out"
+        )
+    if _COORDINATOR.value is not None and _PROCESSES.value == 1:
+        raise UsageError(
+            f"--coordinator {_COORDINATOR.value!r} is for several processes: give --processes too"
+        )
+    if flags.FLAGS["target"].present and not _KERNELS.value:
+        raise UsageError(
+            f"--target {_TARGET.value!r} is what --kernels compiles for: give --kernels too"
         )
     if not _STEPS.value and not _KERNELS.value:
         raise UsageError("--steps 0 trains nothing: give more, or --kernels")

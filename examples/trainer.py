@@ -23,6 +23,7 @@ from training import Placement, Run, State
 import fusejax
 from fusejax import cli
 from fusejax.compile import platform, targets
+from fusejax.compile.targets import Target
 from fusejax.errors import UsageError
 from fusejax.report.console import WIDTH
 from fusejax.report.units import mib
@@ -61,6 +62,7 @@ def run(options: Options) -> None:
         quiet=not reports,
         highlight=False,
     )
+    target = _target(options, console) if options.kernels else None
     config = Config(**{**options.config, "dtype": jnp.dtype(options.config["dtype"])})
     built = {kind: models.build(options.model, kind, config) for kind in options.layers}
     optimizer = optax.adamw(options.learning_rate)
@@ -87,8 +89,10 @@ def run(options: Options) -> None:
             plot(options.plot, document)
         state = runs[options.layers[0]].state
         del runs  # timing kernels needs the memory of the others' states
-    if options.kernels:
-        document["kernels"] = _compare(options, config, built, optimizer, initial, state, console)
+    if target is not None:
+        document["kernels"] = _compare(
+            options, config, built, optimizer, initial, state, target, console
+        )
     if options.json and reports:
         cli.write_json("--json", options.json, document)
 
@@ -105,6 +109,14 @@ def _devices(options: Options) -> list[Any]:
             f"--devices {options.devices}: this machine has {len(jax.devices())}; give as many"
         )
     return jax.devices()[: options.devices]
+
+
+def _target(options: Options, console: Console) -> Target:
+    """What the kernels of both steps are compiled for."""
+    target, notice = targets.resolve(options.target)
+    if notice:
+        console.print(notice, markup=False)
+    return target
 
 
 def _train(
@@ -181,11 +193,8 @@ def plot(path: str, document: Mapping[str, Any]) -> None:
 
 def _compare(
     options: Options, config: Config, built: Mapping[str, Model], optimizer: Any, initial: Any,
-    state: State | None, console: Console,
+    state: State | None, target: Target, console: Console,
 ) -> dict[str, Any]:  # fmt: skip
-    target, notice = targets.resolve(options.target)
-    if notice:
-        console.print(notice, markup=False)
     if state is None:
         key = jax.random.key(options.seed)
         runs = target.kind == "device"

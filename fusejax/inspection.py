@@ -139,7 +139,9 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
 
     Args:
       function: jitted or not.
-      arguments: arrays or `jax.ShapeDtypeStruct`s, or trees of them.
+      arguments: arrays or `jax.ShapeDtypeStruct`s, or trees of them, and static arguments of a
+        jitted function; bind those that go by name with `functools.partial`. It is compiled for
+        one device: arrays that are split over several are taken whole.
       target: "h100", "a100", "h200", "b200", "cpu", "device", "auto" or a description's file.
 
     Raises:
@@ -169,7 +171,9 @@ def traced_scopes(
     """
     import jax
 
-    jitted = function if hasattr(function, "trace") else jax.jit(function)
+    jitted: Any = function if hasattr(function, "trace") else jax.jit(function)
+    traced = jitted.trace(*arguments)
+    traced = getattr(traced, "traced", traced)  # of nnx.jit, which keeps JAX's inside its own
     found: dict[str, None] = {}
     seen: set[tuple[int, str]] = set()
 
@@ -186,7 +190,7 @@ def traced_scopes(
             for jaxpr_inside in inner:
                 visit(jaxpr_inside, name)
 
-    visit(jitted.trace(*arguments).jaxpr.jaxpr, "")
+    visit(traced.jaxpr.jaxpr, "")
     return tuple(found)
 
 

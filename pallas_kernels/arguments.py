@@ -128,7 +128,7 @@ def number(name: str, value: Any, *, least: float = -math.inf) -> float:
         raise ValueError(f"{name} must be a Python number; as an argument of jit, make it static.")
     try:
         found = float(value)
-    except (TypeError, ValueError):
+    except (TypeError, ValueError, OverflowError):
         found = math.nan
     if not math.isfinite(found) or found < least:
         bound = f" of at least {least:g}" if least > -math.inf else ""

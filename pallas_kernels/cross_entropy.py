@@ -133,7 +133,7 @@ def _forward(mode, logits, labels):
 
 
 def _backward(mode, saved, dloss):
-    operation = RowOperation("cross_entropy_backward", _backward_kernel, _backward_formula)
+    operation = RowOperation("softmax_cross_entropy_backward", _backward_kernel, _backward_formula)
     return over_rows(operation, mode, (*saved, dloss))[0], None
 
 
@@ -141,7 +141,7 @@ _cross_entropy.defvjp(_forward, _backward)
 
 
 def _losses(mode, logits, labels, *, saves):
-    operation = RowOperation("cross_entropy", _forward_kernel, _forward_formula, saves)
+    operation = RowOperation("softmax_cross_entropy", _forward_kernel, _forward_formula, saves)
     return over_rows(operation, mode, (logits, labels))[0]
 
 

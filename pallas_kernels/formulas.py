@@ -367,15 +367,30 @@ def _rounded_sum(x: jax.Array, residual: jax.Array, *given: jax.Array) -> jax.Ar
     XLA drops a conversion to 16 bits and back, here it must not.
     """
     total = _wide(x, *given) + _wide(residual, *given)
-    info = jnp.finfo(x.dtype)
+    return rounded(total, x.dtype, has_its_subnormals=x.dtype == residual.dtype)
+
+
+def rounded(value: jax.Array, dtype: Any, *, has_its_subnormals: bool = False) -> jax.Array:
+    """`value.astype(dtype).astype(value.dtype)`, which XLA would drop for 16 bits, differentiable.
+
+    Args:
+      value: in the precision of computation.
+      dtype: of floating-point numbers.
+      has_its_subnormals: whether what is as small as subnormals of `dtype` is one of them already.
+    """
+    info = jnp.finfo(dtype)
     if info.bits > 16:
-        return total.astype(x.dtype).astype(total.dtype)
-    # With f32's exponents: reduce_precision flushes f16's subnormals, and their sums are exact.
-    total = lax.reduce_precision(total, exponent_bits=8, mantissa_bits=info.nmant)
-    if info.nexp < 8:
-        infinite = jnp.where(total > 0.0, jnp.inf, -jnp.inf)
-        total = jnp.where(jnp.abs(total) > float(info.max), infinite, total)
-    return total
+        return value.astype(dtype).astype(value.dtype)
+    # With f32's exponents: reduce_precision flushes f16's subnormals.
+    found = lax.reduce_precision(value, exponent_bits=8, mantissa_bits=info.nmant)
+    if info.nexp >= 8:
+        return found
+    if not has_its_subnormals:
+        step = float(info.smallest_subnormal)
+        nearest = lax.stop_gradient(jnp.round(value / step) * step - value) + value
+        found = jnp.where(jnp.abs(value) < float(info.tiny), nearest, found)
+    infinite = jnp.where(found > 0.0, jnp.inf, -jnp.inf)
+    return jnp.where(jnp.abs(found) > float(info.max), infinite, found)
 
 
 def _factor(norm: Norm, scale: jax.Array, *given: jax.Array) -> jax.Array:

@@ -219,6 +219,8 @@ def unsupported_rows(
         return f"The dtype must be float16, bfloat16 or float32, not {dtype}."
     if len(x.shape) < 1:
         return f"The array must have at least one axis, not the shape {tuple(x.shape)}."
+    if not all(isinstance(length, int) for length in x.shape):
+        return f"The shape {x.shape} is symbolic, and kernels are laid out for lengths in numbers."
     size = math.prod(x.shape)
     if size == 0:
         return None

@@ -31,17 +31,30 @@ def main(paths: list[str]) -> None:
     """Reads, adds to the table, tells what changed hands."""
     if not paths:
         raise UsageError("PEERS is missing: give files that scripts/peers.py --json wrote")
+    if _FILE.value == "-":
+        raise UsageError("--file '-' is no table to add to: give the name of a file")
     cli.check_writable("--file", _FILE.value)
     file = pathlib.Path(_FILE.value)
     new = measured.from_peers(*map(_document, paths))
     if not new:
         raise UsageError(f"{', '.join(paths)}: nothing was measured both forward and backward")
-    old = measured.read(file) if file.exists() else {}
+    old = _kept(file) if file.exists() else {}
     aside = file.with_name(f"{file.name}.{os.getpid()}")
     aside.write_text(_text({"cards": measured.merged(old, new)}))
     aside.replace(file)
     for line in measured.told(new):
         print(line)
+
+
+def _kept(file: pathlib.Path) -> measured.Table:
+    try:
+        table = measured.read(file)
+        measured.told(table)
+    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
+        raise UsageError(
+            f"--file {str(file)!r} is no table of this script's ({first_line(error)}): give another"
+        ) from error
+    return table
 
 
 def _document(path: str) -> Any:

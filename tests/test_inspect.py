@@ -371,6 +371,26 @@ def test_damaged_decisions_are_told(tmp_path):
     assert warnings() == []
 
 
+def test_static_arguments_and_functions_that_nnx_jitted():
+    from flax import nnx
+
+    x = jax.ShapeDtypeStruct((8, 8), jnp.float32)
+
+    def scaled(x, factor, name="no"):
+        with jax.named_scope(name):
+            return x * 2 if factor > 2 else x + 1
+
+    for options in ({"static_argnums": (1, 2)}, {"static_argnames": ("factor", "name")}):
+        report = fusejax.inspect(jax.jit(scaled, **options), x, 3, "yes", target="cpu")
+        (kernel,) = report.modules[0].kernels
+        assert kernel.scopes == ("yes",)
+    assert len(fusejax.inspect(lambda x, y: x * y, x, 2.0, target="cpu").modules[0].kernels) == 1
+    model = nnx.Linear(8, 8, rngs=nnx.Rngs(0))
+    jitted = nnx.jit(lambda model, x: jax.named_scope("part")(model)(x))
+    report = fusejax.inspect(jitted, model, x, target="cpu")
+    assert any("part" in kernel.scopes for kernel in report.modules[0].kernels)
+
+
 def test_scopes_inside_a_pallas_kernel_are_not_the_programs(deviceless):
     from pallas_kernels.row_softmax import softmax_kernel
 

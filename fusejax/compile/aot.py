@@ -64,7 +64,13 @@ def warm_compile_s(function: Callable[..., Any], arguments: Sequence[Any], targe
 
 def _lower(function: Callable[..., Any], arguments: Sequence[Any], target: Target) -> Any:
     jitted = function if hasattr(function, "lower") else jax.jit(function)
-    placed = jax.tree.map(functools.partial(_placed, _device(target)), arguments)
+    device = _device(target)
+    # Numbers and words may be static; the arrays say what to compile for, as long as there are any.
+    has_arrays = any(hasattr(leaf, "dtype") for leaf in jax.tree.leaves(arguments))
+    placed = jax.tree.map(
+        lambda leaf: leaf if has_arrays and not hasattr(leaf, "dtype") else _placed(device, leaf),
+        arguments,
+    )
     with compiling_for(target):
         return jitted.lower(*placed)
 

@@ -18,6 +18,7 @@ import jax
 import jax.numpy as jnp
 
 import fusejax
+from pallas_kernels.formulas import rounded
 
 Implementation = str | Sequence[str] | None
 Axes = int | Sequence[int] | None
@@ -164,11 +165,8 @@ def softmax(x: Any, axis: Axes, where: Any, implementation: Implementation) -> j
 
 
 def _cast(array: jax.Array, dtype: Any) -> jax.Array:
-    info = jnp.finfo(dtype)
-    if info.bits == 16 < jnp.finfo(array.dtype).bits:
-        # XLA drops a conversion to 16 bits and back, but not this. The exponents are f32's, since
-        # subnormals of f16 would be flushed.
-        array = jax.lax.reduce_precision(array, exponent_bits=8, mantissa_bits=info.nmant)
+    if jnp.finfo(dtype).bits < jnp.finfo(array.dtype).bits:
+        array = rounded(array, dtype)  # XLA drops a conversion to 16 bits and back, but not this
     return array.astype(dtype)
 
 

@@ -51,6 +51,7 @@ from flax.typing import DotGeneralT, Dtype, Initializer, PrecisionLike
 import fusejax
 from fusejax.flax import dispatch
 from fusejax.flax.dispatch import Axes, Implementation, Norm
+from fusejax.functions.choice import names
 
 __all__ = [
     "DenseBiasGelu",
@@ -90,6 +91,7 @@ class _Implemented(nn.Module):
     implementation: Implementation = dataclasses.field(default=None, kw_only=True)
 
     def __post_init__(self) -> None:
+        names(self.implementation)  # also where Flax computes, a wrong name is told
         if not isinstance(self.implementation, str | None):
             self.implementation = tuple(self.implementation)  # modules are hashed
         super().__post_init__()

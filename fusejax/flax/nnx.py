@@ -37,6 +37,7 @@ import fusejax
 from fusejax.flax import dispatch
 from fusejax.flax.dispatch import Axes, Implementation, Norm
 from fusejax.flax.scopes import named_scopes
+from fusejax.functions.choice import names
 
 __all__ = [
     "DenseBiasGelu",
@@ -76,6 +77,7 @@ class _Implemented(nnx.Module):
 
     def __init__(self, *args: Any, implementation: Implementation = None, **kwargs: Any):
         super().__init__(*args, **kwargs)
+        names(implementation)  # also where Flax computes, a wrong name is told
         if implementation is not None and not isinstance(implementation, str):
             implementation = tuple(implementation)  # it is hashed with the module's structure
         self.implementation = implementation

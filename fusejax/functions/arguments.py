@@ -17,7 +17,19 @@ def array(name: str, value: Any) -> jax.Array:
     """
     if not isinstance(value, jax.Array | np.ndarray | np.generic):
         raise ValueError(f"{name} must be an array, not {type(value).__name__}.")
-    return jnp.asarray(value)
+    if isinstance(value, np.ndarray | np.generic):
+        value = _without_wrapping(value)
+    try:
+        return jnp.asarray(value)
+    except TypeError:
+        raise ValueError(f"{name} must be an array of numbers, not of {value.dtype}.") from None
+
+
+def _without_wrapping(value: Any) -> Any:
+    """64-bit integers that are far outside of 32 bits stay outside of every row without x64."""
+    if jax.config.jax_enable_x64 or value.dtype.kind not in "iu" or value.dtype.itemsize < 8:
+        return value
+    return np.clip(value, np.iinfo(np.int32).min, np.iinfo(np.int32).max)
 
 
 def rows(name: str, value: jax.Array) -> None:

@@ -126,6 +126,8 @@ def _refusal(
 
 
 def _measured(function: Function, rows: Any, card: Card) -> Measured | None:
+    if not isinstance(rows.size, int):  # symbolic
+        return None
     bits = 8 * rows.dtype.itemsize
     return measured.lookup(card.name, function.name, bits, rows.size, rows.shape[-1])
 
@@ -145,7 +147,7 @@ def _why(
     if asked is not None:
         return "Of those that were asked for it is the first that can run."
     if name == "pallas":
-        why = times or "The kernels take this, and were not measured to be slower than XLA."
+        why = times or "The kernels take this, and no times of rows like these were measured."
         return f"{why} {_TOO_MANY}" if elements > MAX_ELEMENTS else why
     return refused["pallas"]
 

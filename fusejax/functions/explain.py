@@ -29,7 +29,7 @@ _FUNCTIONS: dict[str, tuple[Callable[..., Any], Function]] = {
     )
 }
 
-_LOWERED_AS = {"gpu": card.CUDA}
+_LOWERED_AS = {"gpu": card.CUDA, card.CUDA: card.CUDA, "rocm": "rocm", "cpu": "cpu", "tpu": "tpu"}
 
 
 def explain_choice(
@@ -64,13 +64,16 @@ def explain_choice(
       **options: the function's other arguments by name.
 
     Raises:
-      ValueError: what the function would raise.
+      ValueError: what the function would raise, or an unknown platform.
       TypeError: it has no such arguments.
     """
     name = function if isinstance(function, str) else getattr(function, "__name__", None)
     public, record = _FUNCTIONS.get(str(name), (None, None))
     if public is None or record is None or function not in (name, public):
         raise ValueError(f"{function!r} is none of {', '.join(_FUNCTIONS)}: give one of those.")
+    if platform is not None and platform not in _LOWERED_AS:
+        known = ", ".join(map(repr, _LOWERED_AS))
+        raise ValueError(f"platform {platform!r} is unknown: give one of {known}.")
     bound = inspect.signature(public).bind(*args, implementation=implementation, **options)
     bound.apply_defaults()
     given = bound.arguments
@@ -79,5 +82,5 @@ def explain_choice(
         [given[name] for name in record.arrays],
         {name: given[name] for name in record.options},
         implementation,
-        _LOWERED_AS.get(platform, platform) if platform else card.platform(),
+        card.platform() if platform is None else _LOWERED_AS[platform],
     )

@@ -105,6 +105,7 @@ def from_peers(*documents: Mapping[str, Any]) -> Table:
         cells |= {(cell["op"], cell["width"]): cell["us"] for cell in document["cells"]}
     table: Table = {}
     for (card, bits, elements), cells in runs.items():
+        _require_numbers(elements, *(width for _, width in cells))
         for (op, width), forward in cells.items():
             backward = cells.get((f"{op}_backward", width))
             if backward is None and op in _GRADIENTS:
@@ -112,9 +113,16 @@ def from_peers(*documents: Mapping[str, Any]) -> Table:
             if backward is None or not all(us.keys() >= _NAMES for us in (forward, backward)):
                 continue
             ours, xla = (round(forward[name] + backward[name], 1) for name in ("ours", "XLA"))
+            _require_numbers(ours, xla)
             sizes = table.setdefault(card, {}).setdefault(_FUNCTIONS.get(op, op), {})
             _put(sizes.setdefault(bits, []), Measured(elements, width, ours, xla))
     return table
+
+
+def _require_numbers(*values: Any) -> None:
+    for value in values:
+        if not isinstance(value, int | float) or not 0 < value < math.inf:
+            raise ValueError(f"expected a number above 0, not {value!r}")
 
 
 def merged(old: Table, new: Table) -> Table:

@@ -89,7 +89,8 @@ CALLING = (
 )
 _REFERENCE = re.compile(r'"(?:[^"\\]|\\.)*+"|[^\s{},%]+')
 _LIBRARY = re.compile(
-    r"[/\\](?:(?:site|dist)-packages|pallas_kernels|fusejax[/\\](?:functions|flax))[/\\]"
+    r"[/\\](?:(?:site|dist)-packages|pallas_kernels|fusejax[/\\](?:functions|flax|compile))[/\\]|"
+    r"[/\\]fusejax[/\\]inspection\.py$"
 )
 _OP_NAME = re.compile(r'\bop_name="((?:[^"\\]|\\.)*+)"')
 _FRAME = re.compile(r"\bstack_frame_id=(\d+)")

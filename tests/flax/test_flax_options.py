@@ -287,3 +287,14 @@ def test_an_implementation_that_cannot_run_is_an_error_with_the_reason(library):
         run = lambda: layer_class(library, "LayerNorm")(width, rngs=nnx.Rngs(0), **options)(x)
     with pytest.raises(ValueError, match=f"last axis may be at most .* {width}"):
         jax.eval_shape(run)
+
+
+@pytest.mark.parametrize("library", LIBRARIES)
+@pytest.mark.parametrize("asked", ["fast", 3, []])
+def test_a_name_that_is_none_is_told_at_once(library, asked):
+    arguments = () if library == "linen" else (4,)
+    options = {} if library == "linen" else {"rngs": nnx.Rngs(0)}
+    with pytest.raises(ValueError, match=r"implementation .* is"):
+        layer_class(library, "LayerNorm")(
+            *arguments, **options, implementation=asked, reduction_axes=0
+        )

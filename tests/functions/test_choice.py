@@ -59,6 +59,12 @@ def test_what_is_explained_is_what_is_lowered(name):
                 jax.eval_shape(function, *exact)
 
 
+@pytest.mark.parametrize("platform", ["CUDA", "banana", ""])
+def test_an_unknown_platform_is_refused(platform):
+    with pytest.raises(ValueError, match=f"platform '{platform}' is unknown: give one of 'gpu'"):
+        explained("softmax", jax.ShapeDtypeStruct((8, 64), BF16), platform=platform)
+
+
 def test_more_elements_than_a_kernel_takes_may_be_shared_by_devices():
     x = jax.ShapeDtypeStruct((2**18, 2**13), BF16)
     choice = explained("softmax", x)

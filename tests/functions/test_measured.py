@@ -72,6 +72,20 @@ def test_forward_and_backward_may_come_from_two_runs():
     )
 
 
+@pytest.mark.parametrize("broken", [{"elements": "many"}, {"elements": 0}, {"width": 0}])
+def test_what_are_no_numbers_is_refused(broken):
+    us = {"ours": 3.0, "XLA": 4.0}
+    width = broken.get("width", 512)
+    made = document(
+        ("swiglu", width, us), ("swiglu_backward", width, us), elements=broken.get("elements", 8)
+    )
+    with pytest.raises(ValueError, match="expected a number above 0"):
+        measured.from_peers(made)
+    nan = document(("swiglu", 8, {**us, "ours": float("nan")}), ("swiglu_backward", 8, us))
+    with pytest.raises(ValueError, match="expected a number above 0, not nan"):
+        measured.from_peers(nan)
+
+
 def test_xla_is_preferred_by_more_than_the_margin():
     assert Measured(1, 1, 103.1, 100).prefers_xla
     assert not Measured(1, 1, 102.9, 100).prefers_xla
@@ -177,3 +191,13 @@ def test_the_script_refuses_in_one_line(tmp_path):
         assert message in done.stderr
         assert len(done.stderr.splitlines()) == 1
     assert not (tmp_path / "table.json").exists()
+    us = {"ours": 30.0, "XLA": 10.0}
+    good = tmp_path / "good"
+    good.write_text(json.dumps(document(("softmax", 8, us), ("softmax_backward", 8, us))))
+    for damaged in ("x{", '{"cards": 3}', "[]"):
+        (tmp_path / "table.json").write_text(damaged)
+        done = run(good, "--file", tmp_path / "table.json")
+        assert (done.returncode, len(done.stderr.splitlines())) == (2, 1), done.stderr
+        assert "is no table of this script's" in done.stderr
+        assert (tmp_path / "table.json").read_text() == damaged
+    assert "--file '-' is no table" in run(good, "--file", "-").stderr

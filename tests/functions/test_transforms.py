@@ -136,6 +136,21 @@ def test_forward_mode_is_xlas():
         jax.jvp(fusejax.softmax, (x,), (x,))
 
 
+@pytest.mark.parametrize("name", ["layer_norm", "softmax", "swiglu"])
+def test_symbolic_shapes_are_exported_in_plain_jax(name):
+    given = arguments(name)
+    (rows,) = jax.export.symbolic_shape("b")
+    symbolic = [jax.ShapeDtypeStruct((rows, 16) if x.ndim == 2 else x.shape, F32) for x in given]
+    function = jit(getattr(fusejax, name))
+    exported = jax.export.export(function, platforms=("cpu", "cuda"))(*symbolic)
+    assert "mosaic_gpu_v2" not in exported.mlir_module()
+    close(exported.call(*given), function(*given))
+    with pytest.raises(ValueError, match="is symbolic, and kernels are laid out for lengths"):
+        jax.export.export(jit(lambda *x: getattr(fusejax, name)(*x, implementation="pallas")))(
+            *symbolic
+        )
+
+
 def test_export_of_several_platforms():
     given = arguments("residual_rms_norm", (4, 256))
     gradient = jax.jit(jax.grad(total("residual_rms_norm"), (0, 2)))

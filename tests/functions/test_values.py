@@ -221,3 +221,33 @@ def test_nothing_gives_nothing(name, shape):
         assert first.shape == (shape[:1] if "i" in case.shapes else shape)
         for gradient, i in zip(gradients, case.inexact(), strict=True):
             np.testing.assert_array_equal(gradient, jnp.zeros_like(arguments[i]))
+
+
+@pytest.mark.parametrize("asked", ["xla", "split"])
+@pytest.mark.parametrize("dtype", [jnp.float16, jnp.float8_e4m3fn])
+def test_a_sum_of_two_dtypes_is_rounded_to_its_subnormals(asked, dtype):
+    step = float(jnp.finfo(dtype).smallest_subnormal)
+    x = jnp.zeros((1, 4), dtype)
+    residual = jnp.asarray([[0.2, 0.6, 1.4, -2.7]], jnp.float32) * step
+    y, h = jax.jit(lambda x, r: fusejax.prenorm_rms_norm(x, r, epsilon=0.0, implementation=asked))(
+        x, residual
+    )
+    np.testing.assert_array_equal(np.asarray(h, float), [[0, step, step, -3 * step]])
+    wanted = np.array([[0, 1, 1, -3]]) / np.sqrt(11 / 4)
+    np.testing.assert_allclose(np.asarray(y, float), wanted, rtol=float(jnp.finfo(dtype).eps))
+    slope = jax.grad(lambda r: fusejax.prenorm_rms_norm(x, r, epsilon=1e-3)[1].sum().astype(float))
+    np.testing.assert_array_equal(slope(residual), np.ones((1, 4)))
+
+
+def test_numpy_labels_beyond_32_bits_do_not_come_round():
+    labels = np.array([2**32, 2**32 + 1, -(2**32), 1], np.int64)
+    loss = fusejax.softmax_cross_entropy(jnp.ones((4, 8)), labels)
+    np.testing.assert_allclose(loss, [np.nan, np.nan, np.nan, np.log(8)], rtol=1e-6)
+
+
+@pytest.mark.parametrize("value", [np.array([["a"]]), np.array([[None]]), np.zeros(2, "M8[s]")])
+def test_arrays_of_no_numbers_are_refused(value):
+    with pytest.raises(ValueError, match="x must be an array of numbers, not of"):
+        fusejax.softmax(value)
+    with pytest.raises(ValueError, match="epsilon must be a finite number"):
+        fusejax.layer_norm(jnp.ones((2, 4)), epsilon=10**400)
