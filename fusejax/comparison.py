@@ -131,7 +131,8 @@ class Comparison:
     dtype: str
     target: Target
     versions: dict[str, str]
-    sheet: Sheet
+    sheet: Sheet | None
+    """None where functions are compared that are not made of stages."""
     minimum_bytes: int
     floor_us: float | None
     """Measured time of a copy that moves the minimum bytes; None where no card was used."""

@@ -83,7 +83,7 @@ def measure(
     }
     progress(f"timing {', '.join(calls)} in turn")
     with card_turn():
-        times = _card_times(results, calls, one_by_one)
+        times = card_times(results, calls, one_by_one)
         floor = calibrate.copy_time_us(minimum_bytes) if calls else None
         clock = _clock(times, calls)
     found = {name: dataclasses.replace(results[name], timing=times[name]) for name in calls}
@@ -113,11 +113,18 @@ def _rotating(
     return lambda: path.run(programs, next(turns))
 
 
-def _card_times(
+def card_times(
     results: Mapping[str, PathResult],
     calls: Mapping[str, Callable[[], Any]],
     one_by_one: Mapping[str, Callable[[], Any]],
 ) -> dict[str, Timing]:
+    """Times calls in turn, kernel by kernel and end to end.
+
+    Args:
+      results: with the kernels of each.
+      calls: as they are used.
+      one_by_one: the same, compiled without CUDA graphs.
+    """
     device = timing.device_times(one_by_one, ())
     longest = max(found.median_us for found in device.values())
     enough = max(10, min(200, int(_TIMED_US / longest)))

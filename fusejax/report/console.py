@@ -1,7 +1,9 @@
 """A comparison as tables for a terminal, at most 100 columns wide."""
 
 import dataclasses
+import io
 import pathlib
+from collections.abc import Mapping
 
 from rich.console import Console
 from rich.table import Table
@@ -10,21 +12,45 @@ from rich.text import Text
 from fusejax import rates
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.report.units import clock_sentence, counted, mib, tensor
+from fusejax.sheet import Sheet
 
 WIDTH = 100
+_SHOWN = 20  # kernels, and boundaries, of a function: a model has hundreds
 
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints the sheet, the paths, their kernels and boundaries, and the verdict."""
-    target = comparison.target
     console.print(
         f"[bold]{comparison.op}[/bold]  {comparison.formula}  "
         f"{comparison.mode}, {comparison.dtype}{list(comparison.shape)}",
         highlight=False,
     )
+    _print_found(comparison, console, None)
+
+
+def functions_as_text(comparison: Comparison, differences: Mapping[str, float]) -> str:
+    """The same of functions that are not made of stages: their largest kernels and boundaries."""
+    file = io.StringIO()
+    console = Console(file=file, width=WIDTH)
+    console.print(Text(f"{comparison.op}  of {comparison.formula}"), highlight=False)
+    _print_found(comparison, console, _SHOWN)
+    others = [f"{name} by {value:.1e}" for name, value in list(differences.items())[1:]]
+    if others:
+        console.print(
+            f"Results differ from those of {next(iter(differences))}, over the largest value: "
+            f"{', '.join(others)}.",
+            highlight=False,
+            markup=False,
+        )
+    return "\n".join(line.rstrip() for line in file.getvalue().splitlines())
+
+
+def _print_found(comparison: Comparison, console: Console, most: int | None) -> None:
+    target = comparison.target
     console.print(_target_line(comparison), highlight=False)
     console.print()
-    console.print(_sheet(comparison))
+    if comparison.sheet is not None:
+        console.print(_sheet(comparison, comparison.sheet))
     console.print(_paths(comparison))
     for refused in comparison.paths.values():
         if isinstance(refused, Refusal):
@@ -46,9 +72,9 @@ def print_comparison(comparison: Comparison, console: Console) -> None:
         told = clock_sentence(dataclasses.asdict(comparison.clocks))
         console.print(told, highlight=False, markup=False)
     console.print()
-    console.print(_kernels(comparison))
+    console.print(_kernels(comparison, most))
     if any(path.boundaries for path in comparison.served()):
-        console.print(_boundaries(comparison))
+        console.print(_boundaries(comparison, most))
     for path in comparison.served():
         for warning in path.warnings:
             console.print(f"{path.name}: {warning}", highlight=False, markup=False)
@@ -87,8 +113,7 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
-def _sheet(comparison: Comparison) -> Table:
-    sheet = comparison.sheet
+def _sheet(comparison: Comparison, sheet: Sheet) -> Table:
     table = _table(
         "Traffic sheet: what stages run one by one store and load",
         ("tensor", "left"), ("role", "left"), ("shape", "left"),
@@ -199,16 +224,20 @@ def _print_notes(comparison: Comparison, console: Console) -> None:
         )
 
 
-def _kernels(comparison: Comparison) -> Table:
+def _kernels(comparison: Comparison, most: int | None) -> Table:
+    cut = f", of each those {most} that move most" if _is_cut(comparison, "kernels", most) else ""
     table = _table(
-        "Kernels in launch order",
+        f"Kernels in launch order{cut}",
         ("path", "left"), ("kernel", "left"), ("emitter", "left"), ("scopes", "left"),
         ("bytes", "right"), ("regs", "right"), ("spill", "right"), ("occ.", "right"),
         ("µs", "right"),
     )  # fmt: skip
     for path in comparison.served():
         times = (path.timing.kernel_us if path.timing else None) or (None,) * len(path.kernels)
+        shown = sorted(path.kernels, key=lambda kernel: -kernel.traffic.total * kernel.count)[:most]
         for kernel, time in zip(path.kernels, times, strict=True):
+            if kernel not in shown:
+                continue
             used = path.resources.get(kernel.name, {})
             occupancy = used.get("occupancy")
             table.add_row(
@@ -229,15 +258,24 @@ def _number(value: int | None) -> str:
     return "" if value is None else str(value)
 
 
-def _boundaries(comparison: Comparison) -> Table:
+def _is_cut(comparison: Comparison, field: str, most: int | None) -> bool:
+    longest = max((len(getattr(path, field)) for path in comparison.served()), default=0)
+    return most is not None and longest > most
+
+
+def _boundaries(comparison: Comparison, most: int | None) -> Table:
+    cut = f", the {most} largest of each" if _is_cut(comparison, "boundaries", most) else ""
     table = _table(
-        "Boundaries: tensors that one kernel writes and another reads",
+        f"Boundaries: tensors that one kernel writes and another reads{cut}",
         ("path", "left"), ("tensor", "left"), ("written", "right"), ("re-read", "right"),
         ("from -> to", "left"), ("why", "left"),
     )  # fmt: skip
     for path in comparison.served():
-        for b in path.boundaries:
+        for b in path.boundaries[:most]:
             source = f" ({pathlib.Path(b.source).name})" if b.source else ""
+            # The scopes of an op's kernels are its stages, which are in the names.
+            if b.scopes and comparison.sheet is None:
+                source = f"\n{', '.join(b.scopes)}{source}"
             table.add_row(
                 path.name,
                 tensor(b.dtype, b.shape),

@@ -39,7 +39,7 @@ def comparison_json(comparison: Comparison) -> dict[str, Any]:
         "minimum_bytes": comparison.minimum_bytes,
         "copy_floor_us": comparison.floor_us,
         "clocks": dataclasses.asdict(comparison.clocks) if comparison.clocks else None,
-        "traffic_sheet": _sheet_json(comparison.sheet),
+        "traffic_sheet": _sheet_json(comparison.sheet) if comparison.sheet else None,
         "paths": {name: _path_json(path) for name, path in comparison.paths.items()},
         "verdict": _verdict_json(comparison.verdict),
     }
