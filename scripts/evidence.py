@@ -112,6 +112,8 @@ def main() -> None:
                 command = f"python scripts/sweep.py --json {listed}` and `{command} --read {listed}"
         else:
             documents = _compared(cells, to / name, Console(stderr=True))
+        if not _was_counted(documents):
+            command = command.replace(f"--studies {name}", f"--studies {name} --nocounters")
         _write(to / name, title, documents, command)
         print(f"{to / name}: {len(documents)} comparisons")
 
@@ -199,6 +201,16 @@ def _write(folder: pathlib.Path, title: str, documents: list[Any], command: str)
         raise UsageError(f"{folder} cannot be made: {error.strerror}") from error
     _replace(folder / REPORT, json.dumps(files.document(documents)) + "\n")
     _replace(folder / "README.md", "\n\n".join(parts) + "\n")
+
+
+def _was_counted(documents: list[Any]) -> bool:
+    """Whether some path was; of pages without a card, whose command has no say in it, too."""
+    done = [document for document in documents if "failed" not in document]
+    return any(document["target"]["kind"] != "device" for document in done) or any(
+        path["bytes"] and path["bytes"]["measured"]
+        for document in done
+        for path in document["paths"].values()
+    )
 
 
 def _is_measured(report: pathlib.Path) -> bool:
