@@ -12,7 +12,7 @@ import jax.numpy as jnp
 
 from pallas_kernels import column_sums, cross_entropy, gated, gelu, norm_kernels, row_softmax
 from pallas_kernels.norm_kernels import Norm
-from pallas_kernels.plan import Plan
+from pallas_kernels.plan import PART, Plan
 
 type Shapes = tuple[jax.ShapeDtypeStruct, ...]
 
@@ -30,6 +30,7 @@ class Launch:
       call: (streams, row inputs, parameters, tuning=) -> arrays.
       plan: (rows, width, dtype, tuning=) -> its launch.
       reduces: whether it reduces along rows.
+      part: where it does not, about how many columns a part of a row has.
     """
 
     op: str
@@ -40,6 +41,7 @@ class Launch:
     call: Callable[..., Any]
     plan: Callable[..., Plan]
     reduces: bool = True
+    part: int = PART
 
     def arguments(self, rows: int, width: int, dtype: Any) -> Shapes:
         """Shapes of the arguments of `function`, in order."""
@@ -155,7 +157,7 @@ def launches() -> dict[str, Launch]:
     ):
         plan = functools.partial(gated.plan, op=op)
         plan_backward = functools.partial(gated.plan_backward, op=op)
-        found.append(_simple(op, 2, 1, forward, plan, reduces=False))
+        found.append(_simple(op, 2, 1, forward, plan, reduces=False, part=gated.PART))
         found.append(_simple(f"{op}_backward", 3, 2, backward, plan_backward, reduces=False))
     return {launch.op: launch for launch in found}
 
@@ -170,11 +172,12 @@ def _simple(
     row_inputs: tuple[str, ...] = (),
     parameters: int = 0,
     reduces: bool = True,
+    part: int = PART,
 ) -> Launch:
     def call(given, numbers, vectors, *, tuning):
         return kernel(*given, *numbers, *vectors, tuning=tuning)
 
-    return Launch(op, streams, outputs, lambda _: row_inputs, parameters, call, plan, reduces)
+    return Launch(op, streams, outputs, lambda _: row_inputs, parameters, call, plan, reduces, part)
 
 
 def _norm_forward(norm: Norm) -> Launch:

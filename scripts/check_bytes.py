@@ -278,6 +278,8 @@ def _made(leaf: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
+    if leaf.dtype == jnp.bool:
+        return jax.random.bernoulli(jax.random.key(2), 0.5, leaf.shape)
     if jnp.issubdtype(leaf.dtype, jnp.integer):
         return jax.random.randint(jax.random.key(1), leaf.shape, 0, 1000, leaf.dtype)
     return jax.random.normal(jax.random.key(0), leaf.shape, leaf.dtype)

@@ -45,7 +45,7 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
     from pallas_kernels import plan, tuned
 
     itemsize = jnp.dtype(dtype).itemsize
-    asked = width if launch.reduces else min(width, plan.PART)
+    asked = width if launch.reduces else min(width, launch.part)
     held = launch.streams + launch.parameters + 2 * launch.op.endswith("_backward")
     default, *others = (
         plan.default_tuning(asked, launch.streams * itemsize, values) for values in (held, 1, 4, 5)
@@ -60,11 +60,15 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
     start = kept
     if asked > start.width or asked * 2 <= start.width:
         start = dataclasses.replace(default, width=asked)
-    found = {launch.plan(rows, width, dtype, tuning=in_use): in_use}
+    found = {used: in_use}
     for tuning in (start, default, *_around(start, asked), *_around(default, asked)):
         if len(found) == most:
             break
-        found.setdefault(launch.plan(rows, width, dtype, tuning=tuning), tuning)
+        if tuning.rows_per_block > 1 and not launch.reduces and asked == launch.part:
+            continue  # longer rows go by this choice too, and no warp can have those
+        plan_of_it = launch.plan(rows, width, dtype, tuning=tuning)
+        if plan_of_it.padded <= used.padded:
+            found.setdefault(plan_of_it, tuning)
     return [dataclasses.replace(tuning, width=asked) for tuning in found.values()]
 
 
@@ -72,7 +76,7 @@ def _around(start: Any, width: int) -> Iterator[Any]:
     """Neighbours of a tuning, those that have helped most often first."""
     ctas, stages, groups = start.ctas_per_sm, start.stages, start.warpgroups
     if start.rows_per_block > 1:
-        for rows in (4, 8):
+        for rows in (4, 8, 16):
             for count in (6, 8, 12):
                 for slots in (2, 3, 4):
                     yield dataclasses.replace(
@@ -88,6 +92,7 @@ def _around(start: Any, width: int) -> Iterator[Any]:
         {"stages": stages + 1},
         {"warpgroups": 2 * groups, "ctas_per_sm": max(1, ctas // 2)},
         {"ctas_per_sm": max(1, ctas - 1)},
+        {"ctas_per_sm": max(1, ctas // 2), "stages": max(2, stages - 1)},
         {"stages": max(1, stages - 1)},
         {"warpgroups": max(1, groups // 2), "ctas_per_sm": 2 * ctas},
         {"parts": 2 * start.parts, "ctas_per_sm": 2 * ctas},
@@ -127,8 +132,8 @@ def main() -> None:
     for op in ops:
         for width in widths:
             launch = known[op]
-            if not launch.reduces and width > 1024:
-                continue  # cut into parts of about 1024, whatever the width
+            if not launch.reduces and width > launch.part:
+                continue  # cut into parts, whatever the width
             tuning, us = _fastest(launch, width)
             print(f"{op:28} {width:7} {us:8.1f} us  {tuning}", flush=True)
             if not _DRY.value:

@@ -50,8 +50,10 @@ def test_candidates_are_different_launches_and_the_one_in_use_is_the_first(scrip
     assert len(set(plans)) == len(plans)
     assert plans[0] == used
     assert len(launches_of(script, op, width, most=1)[0]) == 1
-    of_parts = not catalogue.launches()[op].reduces
-    assert {tuning.width for tuning in found} == {min(width, 1024) if of_parts else width}
+    launch = catalogue.launches()[op]
+    assert {tuning.width for tuning in found} == {
+        width if launch.reduces else min(width, launch.part)
+    }
 
 
 def test_the_one_in_use_is_that_of_the_file(script, monkeypatch):

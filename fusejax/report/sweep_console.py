@@ -1,5 +1,6 @@
 """A sweep as tables for a terminal, at most 100 columns wide."""
 
+import collections
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -45,9 +46,19 @@ def _print_agreement(where: str, found: agreement.Agreement, console: Console) -
     console.print(f"Resources {where}: the same for {same} of {found.kernels} kernels.")
     for line in found.differ:
         console.print(f"  {line}", highlight=False, markup=False)
-    if found.other_kernels:
-        listed = "; ".join(found.other_kernels)
-        console.print(f"Other kernels: {listed}.", highlight=False, markup=False)
+    if found.beside:
+        same = found.beside - len(found.beside_differ)
+        console.print(f"Beside kernels that were chosen otherwise: for {same} of {found.beside}.")
+    for line in found.beside_differ:
+        console.print(f"  {line}", highlight=False, markup=False)
+    places = collections.Counter(
+        f"{' + '.join(one.here) or 'nothing'} here, {' + '.join(one.there) or 'nothing'} there"
+        for one in found.chosen
+    )
+    if places:
+        console.print(f"Other kernels in {places.total()} places, as a card tunes them:")
+    for change, count in places.most_common():
+        console.print(f"  {count} x {change}", highlight=False, markup=False)
 
 
 def _times(one: summary.Series) -> Table:

@@ -1,7 +1,8 @@
 """Whether kernels' resources are the same without a device, on the card, and by its counters."""
 
 import dataclasses
-from collections.abc import Mapping, Sequence
+import difflib
+from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
 type Document = Mapping[str, Any]
@@ -12,21 +13,37 @@ _NEAR = 0.005
 
 
 @dataclasses.dataclass(frozen=True)
+class Chosen:
+    """Where two compilations of a path have other kernels: a card tunes products and row sums."""
+
+    op: str
+    here: tuple[str, ...]
+    """Emitters."""
+    there: tuple[str, ...]
+
+
+@dataclasses.dataclass(frozen=True)
 class Agreement:
     """Kernels that were compared, and those that differ."""
 
     kernels: int
+    """Of paths that are made of the same kernels."""
     differ: tuple[str, ...]
     """A line for each."""
-    other_kernels: tuple[str, ...] = ()
-    """Paths that are not made of the same kernels, a line each: a card that tunes its matrix
-    products may choose others."""
+    beside: int = 0
+    """Kernels of the other paths: what is chosen otherwise can change its neighbours too."""
+    beside_differ: tuple[str, ...] = ()
+    chosen: tuple[Chosen, ...] = ()
+    """What could not be compared."""
 
 
 def of_sweeps(documents: Sequence[Document], others: Sequence[Document]) -> Agreement:
-    """Compares the kernels of two sweeps, path by path of the cells that both have."""
+    """Compares the kernels of two sweeps, path by path of the cells that both have.
+
+    In a path, kernels in launch order are matched by emitter and scopes.
+    """
     known = {_key(one): one for one in others if "failed" not in one}
-    count, differ, other = 0, [], []
+    count, differ, beside, beside_differ, chosen = 0, [], 0, [], []
     for document in documents:
         twin = None if "failed" in document else known.get(_key(document))
         if twin is None:
@@ -36,20 +53,49 @@ def of_sweeps(documents: Sequence[Document], others: Sequence[Document]) -> Agre
             if same is None or "ok" not in (path["status"], same["status"]):
                 continue
             where = f"{_named(document)} {name}"
-            ours, theirs = path["kernels"], same["kernels"]
-            if [k["emitter"] for k in ours] != [k["emitter"] for k in theirs]:
-                other.append(where)
-                continue
-            for a, b in zip(ours, theirs, strict=True):
-                count += 1
-                wrong = [
-                    f"{field} {a[field]} and {b[field]}"
-                    for field in RESOURCES
-                    if not _equal(a[field], b[field])
-                ]
-                if wrong:
-                    differ.append(f"{where} {a['name']}: {', '.join(wrong)}")
-    return Agreement(count, tuple(differ), tuple(other))
+            parts = list(_matched(path["kernels"], same["kernels"]))
+            alike = [part for part in parts if _kinds(part[0]) == _kinds(part[1])]
+            pairs = [pair for ours, theirs in alike for pair in zip(ours, theirs, strict=True)]
+            lines = [f"{where} {line}" for pair in pairs for line in _differences(*pair)]
+            if len(alike) == len(parts):
+                count += len(pairs)
+                differ += lines
+            else:
+                beside += len(pairs)
+                beside_differ += lines
+            chosen += [
+                Chosen(document["op"], _emitters(ours), _emitters(theirs))
+                for ours, theirs in parts
+                if _kinds(ours) != _kinds(theirs)
+            ]
+    return Agreement(count, tuple(differ), beside, tuple(beside_differ), tuple(chosen))
+
+
+def _differences(ours: Document, theirs: Document) -> Iterator[str]:
+    wrong = [
+        f"{field} {ours[field]} and {theirs[field]}"
+        for field in RESOURCES
+        if not _equal(ours[field], theirs[field])
+    ]
+    if wrong:
+        yield f"{ours['name']}: {', '.join(wrong)}"
+
+
+def _matched(
+    ours: Sequence[Document], theirs: Sequence[Document]
+) -> Iterator[tuple[Sequence[Document], Sequence[Document]]]:
+    """Runs of kernels that are alike, and what stands between them on either side."""
+    matcher = difflib.SequenceMatcher(None, _kinds(ours), _kinds(theirs), autojunk=False)
+    for _, i, j, k, n in matcher.get_opcodes():
+        yield ours[i:j], theirs[k:n]
+
+
+def _kinds(kernels: Sequence[Document]) -> list[tuple[Any, ...]]:
+    return [(kernel["emitter"], *kernel["scopes"]) for kernel in kernels]
+
+
+def _emitters(kernels: Sequence[Document]) -> tuple[str, ...]:
+    return tuple(kernel["emitter"] for kernel in kernels)
 
 
 def with_counters(documents: Sequence[Document]) -> Agreement:

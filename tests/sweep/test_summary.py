@@ -84,7 +84,7 @@ def test_cells_are_compared_and_failures_told(deviceless):
 
 def resources(registers, occupancy=0.5, emitter="loop", **counted):
     kernel = {
-        "name": "k", "emitter": emitter, "registers": registers, "spill_bytes": 0,
+        "name": "k", "emitter": emitter, "scopes": ["a"], "registers": registers, "spill_bytes": 0,
         "shared_bytes": 16, "threads": 128, "occupancy": occupancy, **counted,
     }  # fmt: skip
     found = document(512, {"xla": 1.0})
@@ -98,7 +98,23 @@ def test_kernels_of_two_sweeps():
     (line,) = agreement.of_sweeps(resources(32), resources(40, 0.25)).differ
     assert "registers 32 and 40, occupancy 0.5 and 0.25" in line
     other = agreement.of_sweeps(resources(32), resources(32, emitter="triton"))
-    assert (other.kernels, other.other_kernels) == (0, ("softmax 64x512 float16 xla",))
+    chosen = agreement.Chosen("softmax", ("loop",), ("triton",))
+    assert (other.kernels, other.chosen) == (0, (chosen,))
+
+
+def test_kernels_beside_those_that_a_card_chose_are_told_apart():
+    (ours,), (theirs,) = resources(32), resources(40, emitter="triton")
+    for found in (ours, theirs):
+        kernels = found["paths"]["xla"]["kernels"]
+        last = {**kernels[0], "name": "last", "emitter": "loop", "scopes": ["b"], "registers": 32}
+        found["paths"]["xla"]["kernels"] = [*kernels, last]
+    found = agreement.of_sweeps([ours], [theirs])
+    assert (found.kernels, found.beside, found.beside_differ) == (0, 1, ())
+    assert found.chosen == (agreement.Chosen("softmax", ("loop",), ("triton",)),)
+    theirs["paths"]["xla"]["kernels"][1]["registers"] = 33
+    assert agreement.of_sweeps([ours], [theirs]).beside_differ == (
+        "softmax 64x512 float16 xla last: registers 32 and 33",
+    )
 
 
 def test_ptxas_and_counters():
