@@ -1,8 +1,16 @@
-"""How a persistent row kernel is laid out on the card: a pure function of shapes and dtypes.
+"""How a row kernel is laid out on the card: a pure function of shapes and dtypes.
 
-Every kernel of this package walks the rows of [rows, width] arrays with a fixed number of CTAs.
-Each CTA owns a ring of blocks in shared memory; a block is copied in by TMA, transformed in
-registers, written back to its slot and copied out by TMA, while the next blocks are in flight.
+Every kernel of this package walks the rows of [rows, width] arrays with many CTAs. Each CTA owns a
+ring of blocks in shared memory; a block is copied in by TMA, transformed in registers, written back
+to its slot and copied out by TMA, while the next blocks are in flight. There are two ways to deal
+blocks to CTAs:
+
+- **as many CTAs as fit stay** (`run` = 0), and each takes every n-th block. What belongs to columns
+  (parameters, sums) is kept on chip over all rows of a CTA.
+- **every CTA takes a short run of neighbouring blocks and ends** (`run` > 0). The card starts CTAs
+  in order, whenever one has ended, so that the rows being read lie close together at all times and
+  no multiprocessor waits at the end for the slowest: 1 to 7 % faster where nothing is summed over
+  rows (BUILD_NOTES.md).
 
 What a block is depends on the width:
 
@@ -65,6 +73,7 @@ MOST_IN_CTA = 32768  # columns, 32 for each thread of the largest CTA
 # about this width ran fastest for most.
 PART = 1024
 MAX_CLUSTER = 8  # CTAs; more need a launch attribute that not every card takes
+TURNS = 4  # runs that every multiprocessor should have, else CTAs stay
 BLOCKS_OF_SUM = 8  # that a CTA should sum before it writes its sum
 MAX_BARRIERS = 32  # that Mosaic puts in one group; a ring has one per slot and warpgroup
 # Shared memory beside the ring: barriers, partial sums, the compiler's reduction scratch; and in a
@@ -101,6 +110,7 @@ class Plan:
       vector: neighbouring elements that one lane loads at a time.
       shared_sums: sums along columns that are kept in shared memory, for want of registers.
       stages: slots of the ring.
+      run: neighbouring blocks that a CTA takes; 0 where every CTA stays and takes every n-th.
       ctas: CTAs of the launch, a multiple of `parts`.
       shared_bytes: shared memory per CTA, bytes, an upper bound.
     """
@@ -119,8 +129,14 @@ class Plan:
     vector: int
     shared_sums: int
     stages: int
+    run: int
     ctas: int
     shared_bytes: int
+
+    @property
+    def walkers(self) -> int:
+        """CTAs, or clusters of them, that share the blocks."""
+        return self.ctas // self.parts
 
     @property
     def span(self) -> int:
@@ -160,8 +176,7 @@ class Plan:
     @property
     def steady(self) -> bool:
         """Whether all rows of a CTA are equally late."""
-        walkers = self.ctas // self.parts
-        return walkers % self.period == 0 or walkers >= self.blocks
+        return self.walkers % self.period == 0 or self.walkers >= self.blocks
 
     @property
     def window(self) -> int:
@@ -286,6 +301,7 @@ def plan_rows(
     itemsize = jnp.dtype(dtype).itemsize
     column_bytes = streams * itemsize + masks
     of_width = width if reduces else min(width, part)
+    was_measured = tuning is None
     if tuning is None:
         tuning = tuned.lookup(op, of_width, itemsize) or default_tuning(
             of_width, column_bytes, held
@@ -324,6 +340,7 @@ def plan_rows(
         vector=max(1, columns.piece // WARP),
         shared_sums=0,
         stages=1,
+        run=0,
         ctas=parts,
         shared_bytes=0,
     )
@@ -346,13 +363,21 @@ def plan_rows(
     ctas_per_sm = max(1, min(tuning.ctas_per_sm, SHARED_PER_SM // (shared + SHARED_RESERVED)))
     sms = SMS_OF_CLUSTERS[parts] if plan.cluster else SMS
     walkers = max(1, sms * ctas_per_sm // parts)
+    run = tuning.run
+    if sums or plan.shifted or plan.masks_shifted or cut is Cut.LANE:
+        run = 0
+    elif was_measured and plan.blocks * parts < TURNS * run * sms:
+        run = 0  # it was measured where every multiprocessor has many runs
+    if run:
+        walkers = -(-plan.blocks // run)
     if sums:
         walkers = min(walkers, max(1, sms // parts, plan.blocks // BLOCKS_OF_SUM))
-    if by_column and walkers < plan.blocks:
+    if by_column and not run and walkers < plan.blocks:
         walkers = max(1, walkers // plan.period) * plan.period
     return dataclasses.replace(
         plan,
         stages=stages,
+        run=run,
         ctas=parts * min(walkers, plan.blocks),
         shared_bytes=shared,
     )

@@ -1,4 +1,4 @@
-"""The persistent ring that every row kernel runs in; see `plan` for the ways to cut rows.
+"""The ring that every row kernel runs in; see `plan` for the ways to cut rows.
 
 A kernel is a `Transform`: it gets the registers of one block and returns what to store.
 Everything about copies, slots and barriers is here and in `copies`, everything about the
@@ -131,7 +131,7 @@ def run_rows(
     simulated = bool(interpret)
     p = plan
     rows, dtype = p.rows, streams[0].dtype
-    walkers = p.ctas // p.parts  # CTAs, or clusters of them, that share the blocks
+    walkers = p.walkers
     stored_rows = p.blocks * p.rows_per_block if p.cut is Cut.LANE else rows
     # Parameters stay in registers from row to row where there is room for them beside the sums
     # along columns; else they are read again for each row.
@@ -160,11 +160,16 @@ def run_rows(
         else:
             cta = lax.axis_index("walker")
             walker, part = lax.div(cta, jnp.int32(p.parts)), _rem(cta, p.parts)
-        count = (p.blocks - 1 - walker) // walkers + 1
+        if p.run:
+            first, stride = walker * p.run, 1
+            count = jnp.minimum(jnp.int32(p.run), p.blocks - first)
+        else:
+            first, stride = walker, walkers
+            count = (p.blocks - 1 - walker) // walkers + 1
         copies = Copies(p, walker, part, group, simulated)
 
         def nominal_start(k):
-            return (walker + k * walkers) * p.rows_per_block
+            return (first + k * stride) * p.rows_per_block
 
         def block_start(k):
             """The first row of this CTA's block k.

@@ -33,6 +33,7 @@ class Tuning:
       ctas_per_sm: CTAs that share a multiprocessor.
       stages: slots of the ring.
       parts: above 1 asks for rows that are cut among the CTAs of a cluster.
+      run: above 0 asks for CTAs that take so many neighbouring blocks and end.
     """
 
     width: int
@@ -41,6 +42,7 @@ class Tuning:
     ctas_per_sm: int
     stages: int
     parts: int = 1
+    run: int = 0
 
 
 def lookup(op: str, width: int, itemsize: int, card: str | None = None) -> Tuning | None:
@@ -55,12 +57,16 @@ def lookup(op: str, width: int, itemsize: int, card: str | None = None) -> Tunin
       itemsize: bytes of an element.
       card: the device kind, as JAX names it; by default that of this process.
     """
-    choices = _file().get(card or _card(), {}).get(op, {}).get(str(8 * itemsize), ())
-    fitting = [choice for choice in choices if width <= choice.width]
+    fitting = [choice for choice in choices(op, itemsize, card) if width <= choice.width]
     late = [choice for choice in fitting if choice.width * itemsize % COPY_BYTES]
     if width * itemsize % COPY_BYTES and late and late[0].width < 2 * width:
         return late[0]
     return next((choice for choice in fitting if choice not in late), None)
+
+
+def choices(op: str, itemsize: int, card: str | None = None) -> tuple[Tuning, ...]:
+    """All that was measured for a kernel, by width; arguments as of `lookup`."""
+    return _file().get(card or _card(), {}).get(op, {}).get(str(8 * itemsize), ())
 
 
 @functools.cache
@@ -74,13 +80,13 @@ def _card() -> str:
 def _file() -> dict[str, dict[str, dict[str, tuple[Tuning, ...]]]]:
     names = {field.name for field in dataclasses.fields(Tuning)}
 
-    def choices(entries: list[dict[str, int]]) -> tuple[Tuning, ...]:
+    def read(entries: list[dict[str, int]]) -> tuple[Tuning, ...]:
         found = (Tuning(**{k: v for k, v in e.items() if k in names}) for e in entries)
         return tuple(sorted(found, key=lambda choice: choice.width))
 
     return {
         card: {
-            op: {bits: choices(entries) for bits, entries in by_size.items()}
+            op: {bits: read(entries) for bits, entries in by_size.items()}
             for op, by_size in ops.items()
         }
         for card, ops in json.loads(FILE.read_text())["cards"].items()

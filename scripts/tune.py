@@ -75,6 +75,13 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
 def _around(start: Any, width: int) -> Iterator[Any]:
     """Neighbours of a tuning, those that have helped most often first."""
     ctas, stages, groups = start.ctas_per_sm, start.stages, start.warpgroups
+    divided = [(groups, start.parts)]
+    if width > 2048 and start.rows_per_block == 1:
+        divided += [(2 * groups, start.parts), (groups, 2 * start.parts)]
+    for count, parts in divided:
+        for run, slots in ((4, 3), (2, 2), (4, 4), (8, 4)):
+            yield dataclasses.replace(start, warpgroups=count, parts=parts, stages=slots, run=run)
+    start = dataclasses.replace(start, run=0)
     if start.rows_per_block > 1:
         for rows in (4, 8, 16):
             for count in (6, 8, 12):
@@ -160,8 +167,10 @@ def _fastest(launch: Any, width: int) -> tuple[Any, float]:
     if not compiled:
         raise UsageError(f"{launch.op} at {width}: no plan compiles; see --help for other widths")
     names = {str(tuning): tuning for tuning in compiled}
+    keys = jax.random.split(jax.random.key(0), len(shapes))
+    random = jax.jit(lambda keys: list(map(_random, shapes, keys))).lower(keys).compile()
     with card_turn():
-        values = [_random(shape, number) for number, shape in enumerate(shapes)]
+        values = random(keys)
         times = timing.device_times(
             {name: compiled[tuning] for name, tuning in names.items()},
             values,
@@ -173,11 +182,10 @@ def _fastest(launch: Any, width: int) -> tuple[Any, float]:
     return names[best], times[best].median_us
 
 
-def _random(shape: Any, seed: int) -> Any:
+def _random(shape: Any, key: Any) -> Any:
     import jax
     import jax.numpy as jnp
 
-    key = jax.random.key(seed)
     if jnp.issubdtype(shape.dtype, jnp.integer):
         return jax.random.randint(key, shape.shape, 0, 100, shape.dtype)
     return jax.random.uniform(key, shape.shape, shape.dtype, 0.5, 1.5)

@@ -71,7 +71,7 @@ def test_the_one_in_use_is_that_of_the_file(script, monkeypatch):
 
 def entry(width, **more):
     return {"width": width, "rows_per_block": 1, "warpgroups": 1, "ctas_per_sm": 6, "stages": 3,
-            "parts": 1, **more}  # fmt: skip
+            "parts": 1, "run": 0, **more}  # fmt: skip
 
 
 @pytest.fixture

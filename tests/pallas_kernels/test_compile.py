@@ -57,7 +57,7 @@ def test_no_spills_and_the_planned_launch(op, width, deviceless):
     assert found.threads == 128 * p.warpgroups
     assert found.grid[0] == p.ctas
     assert found.shared_bytes <= p.shared_bytes
-    if p.cluster:  # one more cluster than fit would run when all others are done
+    if p.cluster and not p.run:  # one more cluster than fit would run when all others are done
         resident = found.occupancy * 2048 / found.threads
         assert resident * SMS_OF_CLUSTERS[p.parts] >= p.ctas
 
