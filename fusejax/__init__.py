@@ -22,8 +22,10 @@ __all__ = [
     "rms_norm",
     "softmax",
     "softmax_cross_entropy",
+    "split_at_scopes",
     "stage",
     "swiglu",
+    "testing",
 ]
 
 _HOME = {
@@ -42,11 +44,12 @@ _HOME = {
     "rms_norm": "fusejax.functions.norms",
     "softmax": "fusejax.functions.softmaxes",
     "softmax_cross_entropy": "fusejax.functions.softmaxes",
+    "split_at_scopes": "fusejax.split_scopes",
     "stage": "fusejax.stages",
     "swiglu": "fusejax.functions.activations",
 }
 
-_MODULES = ("flax",)
+_MODULES = ("flax", "testing")
 
 
 def __getattr__(name: str) -> Any:

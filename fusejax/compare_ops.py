@@ -1,6 +1,7 @@
 """Compiles every path of an op for a target, checks it, predicts it and, on hardware, times it."""
 
 import contextlib
+import functools
 import os
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -14,7 +15,7 @@ from fusejax import over_fused, paths, residual, verdict
 from fusejax.comparison import Comparison, PathResult, Refusal
 from fusejax.compile import aot
 from fusejax.compile.targets import Target
-from fusejax.compiled_path import compile_path, with_lost_boundaries
+from fusejax.compiled_path import Compiler, compile_path, with_lost_boundaries
 from fusejax.cpu_check import with_cpu_errors
 from fusejax.errors import UsageError, first_line
 from fusejax.measure import counting, on_machine
@@ -33,6 +34,9 @@ def compare_op(
     mode: str = "forward",
     names: Sequence[str] | None = None,
     options: Mapping[str, Any] | None = None,
+    xla_options: Mapping[str, Any] | None = None,
+    is_brief: bool = False,
+    known: aot.Known | None = None,
     counters: bool = False,
     progress: Callable[[str], None] = lambda _: None,
 ) -> Comparison:
@@ -46,6 +50,9 @@ def compare_op(
       mode: "forward", or "backward" for the gradient of all arguments.
       names: which of `fusejax.paths.NAMES`; by default those of the op.
       options: what the op was built with, for the report.
+      xla_options: of XLA, by name, for every program of every path.
+      is_brief: compile each path once and run nothing: no registers, errors, or measured times.
+      known: as of `fusejax.compiled_path.Compiler`.
       counters: count DRAM bytes on the card as well, with Nsight Compute.
       progress: told in a few words what is being done.
 
@@ -55,20 +62,24 @@ def compare_op(
     """
     shapes = paths.argument_shapes(op, mode, shape, dtype)
     sheet = traffic_sheet(paths.eager_chain(op, mode), shapes)
-    _refuse_what_does_not_fit(shape, sheet.minimum_bytes, target)
+    given = f"--shape {','.join(map(str, shape))}"
+    refuse_what_does_not_fit(given, sheet.minimum_bytes, target)
     beside_others = card_turn(shared=True) if target.kind == "device" else contextlib.nullcontext()
+    compiler = Compiler(target, dict(xla_options or {}), is_brief, known)
     with beside_others:
         results, built = _compiled(
-            op, mode, shape, dtype, paths.of(op) if names is None else names, target, progress
+            op, mode, shape, dtype, paths.of(op) if names is None else names, compiler, progress
         )
-    if target.kind != "device":
-        results = with_cpu_errors(op, mode, shape, dtype, results, progress)
+    if target.kind != "device" and not is_brief:
+        options_here = compiler.options if target.kind == "cpu" else {}
+        results = with_cpu_errors(op, mode, shape, dtype, results, progress, options_here)
     floor_us = clocks = None
-    if target.kind != "deviceless" and built:
+    if target.kind != "deviceless" and built and not is_brief:
         compiled = {name: path for name, path in results.items() if isinstance(path, PathResult)}
         request = counting.Request(op.name, dict(options or {}), mode, shape, dtype, tuple(built))
         measured = on_machine.measure(
-            op, mode, shapes, built, compiled, target, sheet.minimum_bytes, progress,
+            shapes, built, compiled, compiler, sheet.minimum_bytes, progress,
+            errors=None if target.kind == "cpu" else functools.partial(on_machine.errors, op, mode),
             counted=request if counters else None,
         )  # fmt: skip
         results |= measured.paths
@@ -85,19 +96,25 @@ def compare_op(
         shape=tuple(shape),
         dtype=np.dtype(dtype).name,
         target=target,
-        versions={
-            "fusejax": fusejax.__version__,
-            "jax": jax.__version__,
-            "jaxlib": jaxlib.__version__,
-        },
+        versions=versions(),
         sheet=sheet,
         minimum_bytes=sheet.minimum_bytes,
         floor_us=floor_us,
         paths=results,
         verdict=verdict.judge(served, target),
         options=dict(options or {}),
+        xla_options=dict(xla_options or {}),
         clocks=clocks,
     )
+
+
+def versions() -> dict[str, str]:
+    """Of what a comparison is made with."""
+    return {
+        "fusejax": fusejax.__version__,
+        "jax": jax.__version__,
+        "jaxlib": jaxlib.__version__,
+    }
 
 
 def _compiled(
@@ -106,22 +123,22 @@ def _compiled(
     shape: Sequence[int],
     dtype: Any,
     names: Sequence[str],
-    target: Target,
+    compiler: Compiler,
     progress: Callable[[str], None],
 ) -> tuple[dict[str, PathResult | Refusal], dict[str, tuple[Path, list[Any]]]]:
     """Every path's result so far, and chain and executables of those that compile."""
     shapes = paths.argument_shapes(op, mode, shape, dtype)
     results: dict[str, PathResult | Refusal] = {}
     built: dict[str, tuple[Path, list[Any]]] = {}
-    progress(f"preparing the compiler for {target.title}")
-    aot.compile_program(lambda x: x + 1, (jax.ShapeDtypeStruct((8,), np.float32),), target)
+    target = compiler.target
+    prepare(compiler, progress)
     for name in names:
         reason = paths.refusal(op, name, mode, shape, dtype, target)
         if reason is None:
             progress(f"compiling {name} for {target.title}")
             path = paths.build(op, name, mode)
             try:
-                found, executables = compile_path(op, path, shapes, target)
+                found, executables = compile_path(path, shapes, compiler, op)
                 if name == "split" and mode == "forward" and target.kind != "cpu":
                     found = with_lost_boundaries(found, op, shape, dtype)
                 results[name] = over_fused.with_flags(found, op, shapes)
@@ -135,12 +152,24 @@ def _compiled(
     return results, built
 
 
-def _refuse_what_does_not_fit(shape: Sequence[int], size: int, target: Target) -> None:
+def prepare(compiler: Compiler, progress: Callable[[str], None]) -> None:
+    """Has the compiler start, so that the first path's compile time is its own."""
+    progress(f"preparing the compiler for {compiler.target.title}")
+    probe = (jax.ShapeDtypeStruct((8,), np.float32),)
+    aot.compile_program(lambda x: x + 1, probe, compiler.target)
+
+
+def refuse_what_does_not_fit(given: str, size: int, target: Target) -> None:
+    """Raises UsageError where `size` bytes are more than the target's memory.
+
+    Args:
+      given: what the message begins with, such as "--shape 8192,8192".
+    """
     memory = target.figure("device_memory_size")
     if memory is None:
         memory = os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
     if size > memory:
         raise UsageError(
-            f"--shape {','.join(map(str, shape))}: inputs and outputs take {size / 2**30:,.0f} "
-            f"GiB, and {target.title} has {memory / 2**30:,.0f}: give a smaller shape"
+            f"{given}: inputs and outputs take {size / 2**30:,.0f} GiB, and {target.title} has "
+            f"{memory / 2**30:,.0f}: give a smaller shape"
         )

@@ -122,23 +122,30 @@ class Clocks:
 
 @dataclasses.dataclass(frozen=True)
 class Comparison:
-    """All paths of one op on one input and target."""
+    """All paths of one op, or of one function, on one input and target."""
 
     op: str
+    """Name of the op; of a function of the user's own "module:name"."""
     formula: str
+    """Of a function: its arguments' and results' dtypes and shapes."""
     mode: str
     shape: tuple[int, ...]
+    """Empty for functions, whose arguments differ; so is `dtype`."""
     dtype: str
     target: Target
     versions: dict[str, str]
     sheet: Sheet | None
-    """None where functions are compared that are not made of stages."""
+    """None of functions that are not made of stages."""
     minimum_bytes: int
     floor_us: float | None
     """Measured time of a copy that moves the minimum bytes; None where no card was used."""
     paths: dict[str, PathResult | Refusal]
     verdict: Verdict | None
     options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    xla_options: dict[str, Any] = dataclasses.field(default_factory=dict)
+    """Of XLA, by name, that every program was compiled with."""
+    notes: tuple[str, ...] = ()
+    """What is left out of a report, and why, a sentence each."""
     clocks: Clocks | None = None
     """Of the card under load, where calls take longer than their kernels and gaps explain."""
 

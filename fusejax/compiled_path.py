@@ -2,6 +2,7 @@
 
 import dataclasses
 import math
+import re
 from collections.abc import Mapping, Sequence
 from typing import Any
 
@@ -14,35 +15,70 @@ from fusejax.hlo.analysis import Analysis, Boundary, Kernel, Reason
 from fusejax.ops.op import Op, hlo_dtype, nbytes
 from fusejax.paths import Path
 
+# Without a card there is nothing to tune on, and XLA compiles candidates all the same: a third of
+# the whole compile, for the same kernels.
+_UNTUNED = {"xla_gpu_autotune_level": 0}
+
+
+@dataclasses.dataclass(frozen=True)
+class Compiler:
+    """How the programs of a comparison are compiled."""
+
+    target: Target
+    options: Mapping[str, Any] = dataclasses.field(default_factory=dict)
+    """XLA's, by name, for every program."""
+    is_brief: bool = False
+    """Leaves out what launches, bytes and boundaries do not need: registers, a second compile."""
+    known: aot.Known | None = None
+    """Programs that are not compiled again; by default those of the same path alone."""
+
 
 def compile_path(
-    op: Op, path: Path, shapes: Sequence[Any], target: Target
+    path: Path, shapes: Sequence[Any], compiler: Compiler, op: Op | None = None
 ) -> tuple[PathResult, list[Any]]:
     """Compiles a path's programs and says what can be said without running them.
 
     Args:
       shapes: of the arguments of the path's chain.
+      op: whose path it is, if one of ours.
 
     Returns:
       The result so far, and the executables.
     """
     values = path.chain.shapes(shapes)
-    compilations, analyses, used = [], [], {}
+    compilations: list[aot.Compilation] = []
+    analyses, used = [], {}
     several = len(path.chain.stages) > 1
-    warm = 0.0
+    target = compiler.target
+    known = {} if compiler.known is None else compiler.known
+    options = dict(compiler.options)
+    if compiler.is_brief and target.kind == "deviceless":
+        options = _UNTUNED | options
+    warm = None if compiler.is_brief else 0.0
     for stage in path.chain.stages:
         arguments = tuple(values[name] for name in stage.inputs)
-        compilation = aot.compile_program(stage.function, arguments, target)
-        warm += aot.warm_compile_s(stage.function, arguments, target)
+        compilation = aot.compile_program(
+            stage.function,
+            arguments,
+            target,
+            options,
+            known,
+            scope=_scope(stage.name),
+            with_ptx=not compiler.is_brief,
+        )
+        is_new = all(compilation.executable is not other.executable for other in compilations)
+        if warm is not None and is_new:
+            warm += aot.warm_compile_s(stage.function, arguments, target, options)
         found = analyse(compilation.program)
-        known = resources.of_program(compilation.program, found, target)
+        brief = compiler.is_brief
+        needs = {} if brief else resources.of_program(compilation.program, found, target)
         prefix = f"{stage.name}/" if several else ""
-        used.update({f"{prefix}{kernel}": value for kernel, value in known.items()})
+        used.update({f"{prefix}{kernel}": value for kernel, value in needs.items()})
         compilations.append(compilation)
         analyses.append(_renamed(found, prefix, stage.name) if several else found)
     sizes = [compilation.executable_bytes for compilation in compilations]
     kernels = tuple(kernel for found in analyses for kernel in found.kernels)
-    if path.name == "pallas":
+    if op is not None and path.name == "pallas":
         kernels = tuple(_with_product(kernel, op, shapes) for kernel in kernels)
     rate = rates.of(target)
     result = PathResult(
@@ -61,6 +97,11 @@ def compile_path(
         resources=used,
     )
     return result, [compilation.executable for compilation in compilations]
+
+
+def _scope(stage: str) -> str:
+    """The scope that a stage was cut at, see `fusejax.scope_stages`: "mlp" of "mlp.2 backward"."""
+    return re.sub(r"\.\d+$", "", stage.partition(" ")[0])
 
 
 def _warnings(path: Path, analyses: Sequence[Analysis]) -> tuple[str, ...]:

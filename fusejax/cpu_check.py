@@ -25,8 +25,13 @@ def with_cpu_errors(
     dtype: Any,
     results: Mapping[str, PathResult | Refusal],
     progress: Callable[[str], None],
+    options: Mapping[str, Any],
 ) -> dict[str, PathResult | Refusal]:
-    """The results with errors from a run of each path on this CPU, on a few rows."""
+    """The results with errors from a run of each path on this CPU, on a few rows.
+
+    Args:
+      options: of XLA, for compiling them for it.
+    """
     checked_shape = _checked_shape(op, shape)
     shapes = paths.argument_shapes(op, mode, checked_shape, dtype)
     if sum(math.prod(value.shape) for value in shapes) > _CHECKED_ELEMENTS:
@@ -44,7 +49,11 @@ def with_cpu_errors(
         with jax.default_device(jax.devices("cpu")[0]):
             interpret = _simulation() if name in paths.PALLAS else None
             path = paths.build(op, name, mode, interpret=interpret)
-            got = path.run([jax.jit(stage.function) for stage in path.chain.stages], values)
+            programs = [
+                jax.jit(stage.function, compiler_options=dict(options) or None)
+                for stage in path.chain.stages
+            ]
+            got = path.run(programs, values)
         error = accuracy.compare(got, expected, rows=rows, where=where)
         checked[name] = dataclasses.replace(result, error=error)
     return checked

@@ -7,6 +7,7 @@ report.modules[0].boundaries[0].reason.text
 
 import dataclasses
 import itertools
+import os
 import pathlib
 import re
 import stat
@@ -14,6 +15,8 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any
 
+from fusejax.compile import targets
+from fusejax.compile.targets import Target
 from fusejax.errors import UsageError
 from fusejax.hlo import diff as hlo_diff
 from fusejax.hlo import scopes
@@ -38,6 +41,8 @@ class Inspected:
     """Path of the text, "-" for standard input, None for what was compiled here."""
     resources: Mapping[str, Mapping[str, Any]] = dataclasses.field(default_factory=dict)
     """Per kernel name what is known of registers, shared memory, grid and occupancy."""
+    target: Target | None = None
+    """What it was compiled for; None where neither the text nor a file beside it tells."""
     scope: str | None = None
     """The scope that `kernels`, `boundaries` and `scopes` are limited to."""
 
@@ -84,7 +89,22 @@ class Inspected:
 
     def to_json(self) -> dict[str, Any]:
         """One entry of "modules". Totals stay the module's where a scope limits the lists."""
-        document = to_json(self.selected(), file=self.file, resources=self.resources)
+        from fusejax import predict, rates
+        from fusejax.report.predictions import predicted_us, target_json
+
+        rate = rates.of(self.target) if self.target else None
+        predicted = predicted_us(self.analysis.kernels, rate)
+        known = {
+            kernel.name: {**self.resources.get(kernel.name, {}), "predicted_us": time}
+            for kernel, time in zip(self.analysis.kernels, predicted, strict=True)
+        }
+        document = to_json(self.selected(), file=self.file, resources=known)
+        cost = None if rate is None else predict.path_cost(self.analysis.kernels, 1, rate)
+        document["target"] = target_json(self.target) if self.target else None
+        document["time_us"] = {
+            "predicted": cost.total_us if cost else None,
+            "predicted_terms": dataclasses.asdict(cost) if cost else None,
+        }
         if self.scope is not None:
             whole = to_json(self.analysis)
             document["selected"] = {
@@ -112,14 +132,40 @@ class Report:
         """The document of the "fusejax.inspect/1" schema."""
         return {
             "schema": SCHEMA,
+            "versions": _versions(compiled_here=any(m.file is None for m in self.modules)),
             "modules": [module.to_json() for module in self.modules],
             "diff": None if self.diff is None else hlo_diff.diff_json(self.diff),
         }
+
+    def save_html(self, folder: str | os.PathLike[str]) -> pathlib.Path:
+        """Writes the report as one page, `index.html` in a folder of its own, and returns its path.
+
+        Needs the extra `report`. An earlier report in the folder is replaced.
+
+        Raises:
+          UsageError: the folder holds other files or cannot be written to, or the extra is missing.
+        """
+        from fusejax.report import html
+
+        return html.save(self.to_json(), folder, flag="save_html")
 
     def __str__(self) -> str:
         from fusejax.report.inspection_console import as_text
 
         return as_text(self)
+
+
+def _versions(*, compiled_here: bool) -> dict[str, str]:
+    """Who says so. Which JAX made a text is not in it."""
+    from fusejax import __version__
+
+    found = {"fusejax": __version__}
+    if compiled_here:
+        import jax
+        import jaxlib
+
+        found |= {"jax": jax.__version__, "jaxlib": jaxlib.__version__}
+    return found
 
 
 @dataclasses.dataclass(frozen=True)
@@ -148,7 +194,7 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
       UsageError: the target is unknown, or cannot be compiled for here.
       Whatever tracing, lowering or compiling `function` raises.
     """
-    from fusejax.compile import aot, platform, targets
+    from fusejax.compile import aot, platform
 
     platform.prepare_process()
     chosen = targets.resolve(target)[0] if isinstance(target, str) else target
@@ -157,7 +203,8 @@ def inspect(function: Callable[..., Any], *arguments: Any, target: str | Any = "
     with aot.compiling_for(chosen):
         expected = traced_scopes(function, arguments, lowered_for)
     found = analyse(program, expected_scopes=expected)
-    return Report((Inspected(found, None, _resources(program, found, chosen.description)),))
+    used = _resources(program, found, chosen.description)
+    return Report((Inspected(found, None, used, chosen),))
 
 
 def traced_scopes(
@@ -346,7 +393,9 @@ def _inspect_text(file: str, data: bytes, program: Program) -> Iterator[Inspecte
             own = text if len(modules) == 1 else ""
             source = dataclasses.replace(program, name=module.name, hlo=own)
             found = analyse_module(module, source)
-            yield Inspected(found, file, _resources(source, found, source.target_config))
+            used = _resources(source, found, source.target_config)
+            card = targets.from_description(source.target_config) if source.target_config else None
+            yield Inspected(found, file, used, card)
     except UsageError as error:
         raise UsageError(f"{file}: {error}") from error
 

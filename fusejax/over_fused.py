@@ -28,6 +28,16 @@ def with_flags(path: PathResult, op: Op, shapes: Sequence[Any]) -> PathResult:
     return dataclasses.replace(path, warnings=(*path.warnings, *flags))
 
 
+def flags(path: PathResult) -> PathResult:
+    """The same of a path whose stages are not known."""
+    told = tuple(
+        f"{kernel.name} {why}: possibly over-fused"
+        for kernel in path.kernels
+        if (why := strained(kernel, path.resources.get(kernel.name, {})))
+    )
+    return dataclasses.replace(path, warnings=(*path.warnings, *told))
+
+
 def strained(kernel: Kernel, used: dict[str, Any]) -> str | None:
     """What shows that a kernel holds too much at once, in words; None where nothing does."""
     registers, spilled = used.get("registers"), used.get("spill_bytes")

@@ -55,6 +55,9 @@ class Cost:
         terms = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Cost(*(a + b for a, b in terms))
 
+    def __mul__(self, times: int) -> "Cost":
+        return Cost(*(term * times for term in dataclasses.astuple(self)))
+
     def __sub__(self, other: "Cost") -> "Cost":
         terms = zip(dataclasses.astuple(self), dataclasses.astuple(other), strict=True)
         return Cost(*(a - b for a, b in terms))
@@ -74,9 +77,10 @@ def kernel_costs(kernels: Sequence[Kernel], rates: Rates) -> list[Cost]:
     found = []
     for place, kernel in enumerate(kernels):
         cost = Cost()
-        for time in range(kernel.count):
-            before = left[place - 1] if time == 0 else left[place]
-            cost += _launch_cost(kernel, before - left[place], rates)
+        if kernel.count:
+            cost += _launch_cost(kernel, left[place - 1] - left[place], rates)
+        if kernel.count > 1:  # a loop's trip count can be any number
+            cost += _launch_cost(kernel, 0, rates) * (kernel.count - 1)
         found.append(cost)
     return found
 

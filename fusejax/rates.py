@@ -64,6 +64,19 @@ class Rates:
         return self.profile.launches.dispatch_us
 
     @property
+    def flop_per_s(self) -> dict[str, float]:
+        """The most that was reached: multiplications of elements as "multiply:f32", products by
+        cuBLAS as "matmul:bf16". Operations per second, a product's additions counted too."""
+        found = {}
+        multiply = self.profile.op_ps("multiply", "f32")
+        if multiply:
+            found["multiply:f32"] = 1e12 / multiply * self.arithmetic
+        for matmul in self.profile.matmuls:
+            name = f"matmul:{matmul.dtype}"
+            found[name] = max(found.get(name, 0.0), matmul.flop_per_s * self.arithmetic)
+        return found
+
+    @property
     def source(self) -> str:
         """Where the rates come from, in words."""
         if self.memory == self.arithmetic == 1.0:

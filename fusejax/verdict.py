@@ -1,5 +1,6 @@
 """Who is fastest, by measurement or by prediction, and what in bytes or launches explains it."""
 
+import collections
 import itertools
 from collections.abc import Sequence
 
@@ -171,9 +172,20 @@ def _handing_over(boundary: Boundary) -> str:
 
 
 def _costliest_new(slow: PathResult, fast: PathResult) -> Boundary | None:
-    known = {(b.dtype, b.shape) for b in fast.boundaries}
-    new = [b for b in slow.boundaries if (b.dtype, b.shape) not in known] or slow.boundaries
-    return max(new, key=lambda b: b.written_bytes + b.read_bytes, default=None)
+    """Of the boundaries that `slow` has and `fast` has no equal of, the one that moves most."""
+
+    def cost(boundary: Boundary) -> int:
+        return boundary.written_bytes + boundary.read_bytes
+
+    known = collections.Counter((b.dtype, b.shape, cost(b)) for b in fast.boundaries)
+    new = []
+    for boundary in slow.boundaries:
+        key = boundary.dtype, boundary.shape, cost(boundary)
+        if known[key]:
+            known[key] -= 1
+        else:
+            new.append(boundary)
+    return max(new, key=cost, default=None)
 
 
 def _step(origin: PathResult, to: PathResult, target: Target, basis: str) -> Step:

@@ -10,7 +10,7 @@ the kernels' PTX are read from it too, best with --xla_dump_hlo_pass_re=priority
 Examples:
   python scripts/inspect_hlo.py module.txt --top 10
   python scripts/inspect_hlo.py dump_folder --scope mlp --json report.json
-  python scripts/inspect_hlo.py --diff before_folder after_folder
+  python scripts/inspect_hlo.py --diff before_folder after_folder --html page
   python scripts/inspect_hlo.py dump_folder --max-kernels 1 --max-boundary-bytes 0
 
 Limits (--max-...) hold for each module on its own, per run of the module: loop bodies count as
@@ -39,6 +39,9 @@ _TOP = flags.DEFINE_integer(
 _JSON = flags.DEFINE_string(
     "json", None, "Also write the report to this file; - for standard output."
 )
+_HTML = flags.DEFINE_string(
+    "html", None, "Also save the report as index.html in this folder (extra 'report')."
+)
 _MAX_KERNELS = flags.DEFINE_integer(
     "max-kernels", None, "Exit with 1 where a module launches more.", lower_bound=0
 )
@@ -62,6 +65,10 @@ def main(paths: list[str]) -> int:
     if paths.count("-") > 1:
         raise UsageError("- stands for standard input and can be given once")
     cli.check_writable("--json", _JSON.value)
+    if _HTML.value is not None:
+        from fusejax.report import html
+
+        html.check_folder("--html", _HTML.value)
     from rich.console import Console
 
     from fusejax import inspection
@@ -75,8 +82,11 @@ def main(paths: list[str]) -> int:
             print_report(report, console, _TOP.value)
         else:
             print(as_text(report, _TOP.value))
+    document = report.to_json() if _JSON.value or _HTML.value is not None else {}
     if _JSON.value:
-        cli.write_json("--json", _JSON.value, report.to_json())
+        cli.write_json("--json", _JSON.value, document)
+    if _HTML.value is not None:
+        html.save(document, _HTML.value)
     limits = inspection.Limits(_MAX_KERNELS.value, _MAX_BYTES.value, _MAX_BOUNDARY_BYTES.value)
     broken = inspection.exceeded(report, limits)
     sys.stdout.flush()

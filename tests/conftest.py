@@ -8,6 +8,8 @@ import pytest  # noqa: E402
 
 from fusejax.compile import targets  # noqa: E402
 
+collect_ignore = ["sample_project"]  # test_gates.py runs its tests
+
 
 def pytest_collection_modifyitems(items):
     if platform.gpu_present() and platform.cuda_backend_works():

@@ -1,7 +1,6 @@
 """What the scripts do with files and environments that are not as usual."""
 
 import os
-import pathlib
 import stat
 
 import pytest
@@ -93,21 +92,3 @@ def test_arrays_larger_than_the_card_are_refused(deviceless):
 
     with pytest.raises(UsageError, match="smaller shape"):
         compare_op(OPS["softmax"](), (10**9, 10**9), np.float16, deviceless("h200"))
-
-
-def test_readme_code_runs():
-    """Every Python block of the README, as printed."""
-    text = (pathlib.Path(__file__).parents[1] / "README.md").read_text()
-    blocks, block = [], []
-    for line in [*text.splitlines(), "end"]:
-        if line.startswith("    ") or not line:
-            block.append(line[4:])
-            continue
-        if any(row.startswith("import ") or row.startswith("from ") for row in block):
-            blocks.append("\n".join(block))
-        block = []
-    assert len(blocks) >= 3
-    if platform.missing_compiler() is not None:
-        pytest.skip("some of it compiles without a device")
-    for code in blocks:
-        exec(compile(code, "README.md", "exec"), {})

@@ -10,7 +10,7 @@ import ml_dtypes
 import numpy as np
 import pytest
 
-from fusejax import paths
+from fusejax import paths, verdict
 from fusejax.compare_ops import compare_op
 from fusejax.comparison import PathResult, Refusal
 from fusejax.ops import OPS
@@ -293,3 +293,14 @@ def test_measured_times_overrule_predicted_ones(rowsum):
     assert "the prediction is the opposite" in last.explanation
     assert "pallas's kernels take" in verdict.summary
     assert "xla's kernels take" not in verdict.summary
+
+
+def test_the_boundary_that_is_named_is_one_that_the_other_path_lacks(rowsum):
+    split = rowsum.paths["split"]
+    (one,) = split.boundaries
+    small = dataclasses.replace(one, shape=(8,), written_bytes=16, read_bytes=16)
+    both = dataclasses.replace(split, boundaries=(one, small))
+    twice = dataclasses.replace(split, boundaries=(one, one, small))
+    assert verdict._costliest_new(both, split) == small
+    assert verdict._costliest_new(twice, both) == one
+    assert verdict._costliest_new(split, twice) is None

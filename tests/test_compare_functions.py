@@ -121,3 +121,21 @@ def test_on_this_machines_card():
     for path in document["paths"].values():
         assert 0 < path["time_us"]["measured"] <= path["time_us"]["end_to_end"] * 1.5
     assert document["differences"]["ours"] < 0.01
+
+
+def test_complex_results_and_equal_infinities_are_told_apart_and_alike():
+    x = jnp.zeros(4)
+    found = fusejax.compare(
+        {"a": lambda x: (x + 1) * 1j, "b": lambda x: (x + 1) * 2j}, x, target="cpu"
+    )
+    assert found.differences == {"a": 0.0, "b": 1.0}
+    found = fusejax.compare({"a": lambda x: 1 / x, "b": lambda x: 1 / x}, x, target="cpu")
+    assert found.differences == {"a": 0.0, "b": 0.0}
+
+
+def test_what_cannot_be_called_again_is_refused():
+    donating = jax.jit(lambda x: x * 2, donate_argnums=0)
+    with pytest.raises(ValueError, match="donates arguments"):
+        fusejax.compare({"d": donating}, jnp.ones(4), target="cpu")
+    with pytest.raises(ValueError, match="give a dict of functions by name"):
+        fusejax.compare([jnp.sin], jnp.ones(4), target="cpu")

@@ -277,7 +277,9 @@ def test_inspect_a_function(deviceless):
         statuses = {scope["name"]: scope["status"] for scope in module["scopes"]}
         assert statuses == {"glug": "folded", "bar": "kernels"}
         assert module["kernels"][0]["registers"] > 0
-        assert str(report).startswith("jit_function  gpu\n1 launch; 8.0 MiB read and written")
+        assert str(report).startswith(
+            "jit_function  gpu, NVIDIA H100 80GB HBM3\n1 launch; 8.0 MiB read and written"
+        )
     small = fusejax.inspect(jax.jit(function), jnp.arange(8), target="cpu")
     assert small.modules[0].analysis.backend == "cpu"
     with pytest.raises(UsageError, match="unknown"):

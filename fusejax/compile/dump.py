@@ -1,5 +1,6 @@
 """Has a compile write down what it decided, in a folder of its own, and reads such folders."""
 
+import contextlib
 import dataclasses
 import pathlib
 import re
@@ -12,7 +13,8 @@ from fusejax.program import Program
 from fusejax.resources import mosaic
 
 # Together these add nothing measurable to a compile; dumping every emitter stage costs 8 times it.
-OPTIONS = {"xla_dump_hlo_pass_re": "priority-fusion", "xla_dump_emitter_re": "^ptx$"}
+_BRIEF = {"xla_dump_hlo_pass_re": "priority-fusion"}
+OPTIONS = {**_BRIEF, "xla_dump_emitter_re": "^ptx$"}
 # module_0012.jit_f.sm_9.0a_gpu_after_optimizations.txt; older and other back ends write
 # ...gpu_after_optimizations.txt, ...cpu_after_optimizations.txt, ...after_optimizations.txt.
 _FINAL = re.compile(r"(.+?)\.(?:(?:(?:sm_|gfx)[\w.]*?_)?[a-z]+_)?after_optimizations\.txt")
@@ -28,24 +30,26 @@ def backend_of(file_name: str) -> str | None:
 
 
 def compile_with_dump(
-    lowered: Any, options: Mapping[str, Any] | None = None
+    lowered: Any, options: Mapping[str, Any] | None = None, *, with_ptx: bool = True
 ) -> tuple[Any, Program]:
     """Compiles a `jax.stages.Lowered`; gives the executable and what the compiler wrote.
 
     Args:
       options: further compiler options.
+      with_ptx: whether the kernels' PTX, which tells registers, is wanted.
 
     The folder is unlike any other's, and so are the compile options: JAX's persistent cache, whose
     hits write no dump, cannot answer.
     """
     with tempfile.TemporaryDirectory(prefix="fusejax-") as folder:
-        with mosaic.printed_ptx() as printed:
-            executable = lowered.compile(
-                compiler_options={"xla_dump_to": folder, **OPTIONS, **(options or {})}
-            )
+        dump = {"xla_dump_to": folder, **OPTIONS} if with_ptx else {"xla_dump_to": folder, **_BRIEF}
+        printing = mosaic.printed_ptx() if with_ptx else contextlib.nullcontext()
+        with printing as printed:
+            executable = lowered.compile(compiler_options={**dump, **(options or {})})
         dumped = read_folder(pathlib.Path(folder))
     hlo = executable.as_text()
-    mosaic.remember(hlo, printed.texts)
+    if printed is not None:
+        mosaic.remember(hlo, printed.texts)
     header = hlo.split(None, 2)
     name = header[1].rstrip(",") if len(header) > 1 else ""
     program = next((p for _, p in dumped if p.name == name), Program(name, hlo))

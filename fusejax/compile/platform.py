@@ -45,6 +45,8 @@ def prepare_process() -> None:
     # The Pallas simulation runs every warpgroup of a cluster (8 CTAs of 8 at most) on a thread of
     # XLA's CPU pool, and they wait for one another: with fewer threads they would hang for ever.
     os.environ.setdefault("NPROC", "80")
+    # XLA logs what it then raises as well; what ends the process it still tells.
+    os.environ.setdefault("TF_CPP_MIN_LOG_LEVEL", "3")
     if gpu_present():
         return
     asked = os.environ.get("JAX_PLATFORMS", "")

@@ -130,8 +130,16 @@ def from_file(path: pathlib.Path) -> Target:
                 f"--target {str(path)!r}: {field} is {value}, and XLA needs one from {least} to "
                 f"{most}: mend the description"
             )
-    title = re.search(r'device_description_str: "([^"]+)"', description)
-    return Target(str(path), "deviceless", title[1] if title else path.stem, bandwidth, description)
+    title = _title(description) or path.stem
+    return Target(str(path), "deviceless", title, bandwidth, description)
+
+
+def from_description(description: str) -> Target | None:
+    """The NVIDIA card that a dump's description describes; None where it describes none."""
+    bandwidth, title = _integer(description, "memory_bandwidth"), _title(description)
+    if not bandwidth or not title or "cuda_compute_capability" not in description:
+        return None
+    return Target(title, "deviceless", title, bandwidth, description)
 
 
 def device() -> Target:
@@ -174,6 +182,11 @@ def usable_device() -> Target:
             "(pip install 'fusejax[cuda]') and JAX_PLATFORMS unset"
         )
     return device()
+
+
+def _title(description: str) -> str | None:
+    found = re.search(r'device_description_str: "([^"]+)"', description)
+    return found[1] if found else None
 
 
 def _integer(description: str, field: str) -> int | None:

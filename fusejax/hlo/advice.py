@@ -84,8 +84,9 @@ def _idle_barriers(flow: Flow, evidence: reasons.Evidence) -> Iterator[str]:
     used = {name for buffer in crossed for name in reasons.barriers(evidence, buffer)}
     told = {i.name: i for i in _all_instructions(evidence.unoptimised)}
     idle, count = [], 0
+    last = _in_front_of_results(evidence.before)
     for barrier in _all_instructions(evidence.before):
-        if barrier.opcode != "opt-barrier":
+        if barrier.opcode != "opt-barrier" or barrier.name in last:
             continue
         written = told.get(barrier.name) or told.get(stem(barrier.name)) or barrier
         if "checkpoint" in written.op_name or "remat" in written.op_name:
@@ -98,6 +99,21 @@ def _idle_barriers(flow: Flow, evidence: reasons.Evidence) -> Iterator[str]:
         places = ", ".join(dict.fromkeys(idle[:_MOST_OF_A_KIND]))
         which = "the optimization barrier" if count == 1 else f"{len(idle)} of {count} barriers"
         yield f"{which} split nothing: no tensor goes from one kernel to another at {places}"
+
+
+def _in_front_of_results(module: Module) -> set[str]:
+    """Instructions that hand results on: a boundary there is for what the caller does with them."""
+    by_name = {i.name: i for i in module.entry.instructions}
+    found: set[str] = set()
+    waiting = [module.entry.root.name]
+    while waiting:
+        name = waiting.pop()
+        if name in found or name not in by_name:
+            continue
+        found.add(name)
+        if by_name[name].opcode in ("tuple", "get-tuple-element", "bitcast", "opt-barrier"):
+            waiting += [operand.name for operand in by_name[name].operands]
+    return found
 
 
 def _all_instructions(module: Module | None) -> Iterator[Instruction]:

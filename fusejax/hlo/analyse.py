@@ -31,6 +31,7 @@ _RESOURCES = (
     "occupancy",
     "occupancy_limiter",
     "time_us",
+    "predicted_us",
 )
 
 
@@ -120,6 +121,7 @@ def kernel_json(kernel: Kernel, resources: Mapping[str, Any] | None = None) -> d
         "source": kernel.source,
         "direction": kernel.direction,
         "work": _work_json(kernel.work),
+        "flops": _flops(kernel),
     }
     return known | {field: (resources or {}).get(field) for field in _RESOURCES}
 
@@ -128,6 +130,13 @@ def _work_json(work: Work | None) -> dict[str, Any] | None:
     if work is None:
         return None
     return {"operations": dict(work.operations), "matmul_flops": work.matmul_flops}
+
+
+def _flops(kernel: Kernel) -> int | None:
+    work = kernel.work
+    if work is None:
+        return None
+    return arithmetic.flops(kernel.emitter, work.operations, work.matmul_flops)
 
 
 def boundary_json(boundary: Boundary) -> dict[str, Any]:

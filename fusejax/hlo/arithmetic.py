@@ -3,6 +3,7 @@
 import collections
 import math
 import re
+from collections.abc import Mapping
 
 from fusejax.hlo import infer
 from fusejax.hlo.analysis import Work
@@ -17,6 +18,13 @@ _FREE = frozenset((
 _CALLING = frozenset(("fusion", "call", *ASYNC_STARTS))
 _REDUCING = frozenset(("reduce", "reduce-window", "scatter", "select-and-scatter"))
 _MATMULS = re.compile(r"__cublas\$|^cublas")
+# Element-wise operations that pick or relabel a value and compute none.
+_NO_FLOPS = frozenset(("convert", "select", "clamp", "copy", "is-finite", "reduce-precision"))
+# Kernels and operations of which the text does not say how much they compute.
+_HIDDEN = frozenset((
+    "mosaic_gpu", "mosaic_tpu", "cublas", "cudnn", "library", "custom_call", "custom_fusion",
+    "custom-call", "convolution", "fft", "sort", "cholesky", "triangular-solve", "collective",
+))  # fmt: skip
 _CONTRACTING = re.compile(r'"lhs_contracting_dimensions":\["?([\d",]*)"?\]')
 
 
@@ -41,6 +49,30 @@ def work(module: Module, computation: Computation, instruction: Instruction) -> 
         matmul_dtype=read[0].dtype if flops and read else "",
         sums_columns=_sums_columns(module, computation, instruction),
     )
+
+
+def flops(emitter: str, operations: Mapping[str, int], matmul_flops: int) -> int | None:
+    """Floating-point operations of one launch: two for every multiplication of a matrix product
+    with its addition, one for every other operation of an element, a tanh as well as an addition.
+
+    None where the text does not show what is inside.
+
+    Args:
+      emitter: as of `Kernel`.
+      operations: with `matmul_flops`, as of `Work`.
+    """
+    inside = {emitter, *(name.partition(":")[0] for name in operations)}
+    # A Triton kernel of the user's own is a custom call too.
+    is_empty = emitter == "triton" and not operations
+    if not matmul_flops and (is_empty or inside & _HIDDEN):
+        return None
+    return matmul_flops + sum(
+        count for name, count in operations.items() if _is_flop(*name.split(":", 1))
+    )
+
+
+def _is_flop(opcode: str, dtype: str) -> bool:
+    return opcode not in _NO_FLOPS and dtype.startswith(("f", "bf", "c"))
 
 
 def _sums_columns(module: Module, computation: Computation, instruction: Instruction) -> bool:

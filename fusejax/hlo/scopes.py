@@ -78,7 +78,7 @@ def _unwrapped(part: str) -> list[str]:
         if match[1] in ("jit", "pjit", "shard_map"):  # the name of a function, not of a scope
             return []
         part = match[2]
-    if "/" in part:
-        return [name for inner in _split(part) for name in _unwrapped(inner)]
+    if len(inner_parts := _split(part)) > 1:
+        return [name for inner in inner_parts for name in _unwrapped(inner)]
     is_structure = part in _STRUCTURE or _BRANCH.fullmatch(part) or _EINSUM.fullmatch(part)
     return [] if not part or is_structure else [part]

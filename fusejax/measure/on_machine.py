@@ -12,6 +12,7 @@ import numpy as np
 from fusejax import accuracy
 from fusejax.comparison import Clocks, PathResult, Timing
 from fusejax.compile.targets import Target
+from fusejax.compiled_path import Compiler
 from fusejax.errors import UsageError
 from fusejax.hlo.analysis import Kernel, Traffic
 from fusejax.measure import calibrate, clocks, counters, counting, host, timing
@@ -35,6 +36,10 @@ _LONG_US = 500
 _SLOWER = 1.05
 
 
+Built = Mapping[str, tuple[Path, Sequence[Any]]]
+"""Per path, its chain and the compiled programs."""
+
+
 @dataclasses.dataclass(frozen=True)
 class Measured:
     """Paths with what was measured of them, and the time of a copy that moves as many bytes."""
@@ -47,35 +52,36 @@ class Measured:
 
 
 def measure(
-    op: Op,
-    mode: str,
     shapes: Sequence[Any],
-    built: Mapping[str, tuple[Path, Sequence[Any]]],
+    built: Built,
     results: Mapping[str, PathResult],
-    target: Target,
+    compiler: Compiler,
     minimum_bytes: int,
     progress: Callable[[str], None],
     *,
-    counted: counting.Request | None,
+    errors: Callable[[Sequence[jax.Array], Built], Mapping[str, accuracy.Error | None]] | None,
+    counted: counting.Request | None = None,
 ) -> Measured:
     """Times the paths in turn, on the same random data, and checks them afterwards.
 
     Args:
-      built: per path, its chain and the compiled programs.
       results: per path, what is known of it so far.
+      errors: per path, those of its results for some arguments; None where they are not wanted.
       counted: what to count with Nsight Compute, or None.
     """
+    target = compiler.target
     progress("making random inputs")
     sets = _input_sets(shapes, minimum_bytes, target)
     calls = {name: _rotating(path, programs, sets) for name, (path, programs) in built.items()}
     if target.kind == "cpu":
         progress(f"timing {', '.join(calls)} in turn")
         times = host.wall_times(calls)
-        return Measured({n: dataclasses.replace(results[n], timing=times[n]) for n in calls}, None)
+        found = {n: dataclasses.replace(results[n], timing=times[n]) for n in calls}
+        return Measured(_with_errors(found, sets[0], built, errors, progress), None)
     with card_turn(shared=True):
         # CUDA graphs would hide which kernel took how long.
         without_graphs = {
-            name: _without_graphs(path, programs, results[name], sets[0])
+            name: _without_graphs(path, programs, results[name], sets[0], compiler.options)
             for name, (path, programs) in built.items()
         }
     one_by_one = {
@@ -87,14 +93,26 @@ def measure(
         floor = calibrate.copy_time_us(minimum_bytes) if calls else None
         clock = _clock(times, calls)
     found = {name: dataclasses.replace(results[name], timing=times[name]) for name in calls}
-    progress("checking the results against float64")
     with card_turn(shared=True):
-        errors = _errors(op, mode, sets[0], built)
-    found = {name: dataclasses.replace(path, error=errors[name]) for name, path in found.items()}
+        found = _with_errors(found, sets[0], built, errors, progress)
     if counted is not None:
         progress("counting DRAM bytes with ncu")
         found = _with_counters(found, counted, without_graphs)
     return Measured(found, floor, clock)
+
+
+def _with_errors(
+    found: dict[str, PathResult],
+    values: Sequence[jax.Array],
+    built: Built,
+    errors: Callable[[Sequence[jax.Array], Built], Mapping[str, accuracy.Error | None]] | None,
+    progress: Callable[[str], None],
+) -> dict[str, PathResult]:
+    if errors is None:
+        return found
+    progress("checking the results against float64")
+    known = errors(values, built)
+    return {name: dataclasses.replace(path, error=known[name]) for name, path in found.items()}
 
 
 def _input_sets(
@@ -153,7 +171,11 @@ def _clock(times: Mapping[str, Timing], calls: Mapping[str, Callable[[], Any]]) 
 
 
 def _without_graphs(
-    path: Path, programs: Sequence[Any], result: PathResult, values: Sequence[jax.Array]
+    path: Path,
+    programs: Sequence[Any],
+    result: PathResult,
+    values: Sequence[jax.Array],
+    options: Mapping[str, Any],
 ) -> Sequence[Any]:
     """The path's programs, compiled so that the card reports their kernels one by one."""
     if result.launches == len(programs):  # a single kernel is not put into a graph
@@ -162,7 +184,7 @@ def _without_graphs(
     return [
         jax.jit(stage.function)
         .lower(*(shapes[name] for name in stage.inputs))
-        .compile(compiler_options=timing.GRAPHS_OFF)
+        .compile(compiler_options={**options, **timing.GRAPHS_OFF})
         for stage in path.chain.stages
     ]
 
@@ -176,12 +198,10 @@ def _kernel_us(
     return tuple(by_name[kernel.name] for kernel in kernels)
 
 
-def _errors(
-    op: Op,
-    mode: str,
-    values: Sequence[jax.Array],
-    built: Mapping[str, tuple[Path, Sequence[Any]]],
+def errors(
+    op: Op, mode: str, values: Sequence[jax.Array], built: Built
 ) -> dict[str, accuracy.Error | None]:
+    """The errors of an op's paths on a sample of rows; None where that is too much to compute."""
     rows, size = values[0].shape[0], values[0].size
     picked = np.unique(np.linspace(0, rows - 1, min(rows, _CHECKED_ROWS)).astype(int))
     if mode == "backward" or op.mixes_rows:

@@ -9,6 +9,10 @@ import jax
 import numpy as np
 from jax.experimental.layout import Layout, with_layout_constraint
 
+_SHORT = {
+    "bool": "pred", "uint": "u", "int": "s", "bfloat": "bf", "float": "f", "complex": "c"
+}  # fmt: skip
+
 
 @dataclasses.dataclass(frozen=True)
 class Stage:
@@ -173,11 +177,15 @@ def apply(stage: Stage, values: dict[str, Any]) -> dict[str, Any]:
 
 
 def hlo_dtype(dtype: Any) -> str:
-    """HLO's name of a floating-point dtype: "bf16", "f32"."""
+    """HLO's name of a dtype: "bf16", "f32", "s32", "pred"; JAX's where HLO has none (keys)."""
+    if jax.dtypes.issubdtype(dtype, jax.dtypes.extended):
+        return str(dtype)
     name = np.dtype(dtype).name
-    return name.replace("bfloat", "bf").replace("float", "f")
+    for long, short in _SHORT.items():
+        name = name.replace(long, short)
+    return name
 
 
 def nbytes(value: Any) -> int:
     """Bytes of an array or a `jax.ShapeDtypeStruct`."""
-    return math.prod(value.shape) * np.dtype(value.dtype).itemsize
+    return math.prod(value.shape) * value.dtype.itemsize

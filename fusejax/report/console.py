@@ -3,7 +3,7 @@
 import dataclasses
 import io
 import pathlib
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping, Sequence
 
 from rich.console import Console
 from rich.table import Table
@@ -20,12 +20,12 @@ _SHOWN = 20  # kernels, and boundaries, of a function: a model has hundreds
 
 def print_comparison(comparison: Comparison, console: Console) -> None:
     """Prints the sheet, the paths, their kernels and boundaries, and the verdict."""
+    sizes = f", {tensor(comparison.dtype, comparison.shape)}" if comparison.shape else ""
     console.print(
-        f"[bold]{comparison.op}[/bold]  {comparison.formula}  "
-        f"{comparison.mode}, {comparison.dtype}{list(comparison.shape)}",
+        Text.assemble((comparison.op, "bold"), f"  {comparison.formula}  {comparison.mode}{sizes}"),
         highlight=False,
     )
-    _print_found(comparison, console, None)
+    _print_found(comparison, console, None if comparison.shape else _SHOWN)
 
 
 def functions_as_text(comparison: Comparison, differences: Mapping[str, float]) -> str:
@@ -48,9 +48,12 @@ def functions_as_text(comparison: Comparison, differences: Mapping[str, float]) 
 def _print_found(comparison: Comparison, console: Console, most: int | None) -> None:
     target = comparison.target
     console.print(_target_line(comparison), highlight=False)
+    if comparison.xla_options:
+        listed = ", ".join(f"{name}={value}" for name, value in comparison.xla_options.items())
+        console.print(Text(f"XLA options of every path: {listed}"), highlight=False)
     console.print()
     if comparison.sheet is not None:
-        console.print(_sheet(comparison, comparison.sheet))
+        console.print(_sheet(comparison.sheet, most))
     console.print(_paths(comparison))
     for refused in comparison.paths.values():
         if isinstance(refused, Refusal):
@@ -113,19 +116,23 @@ def _table(title: str, *columns: tuple[str, str]) -> Table:
     return table
 
 
-def _sheet(comparison: Comparison, sheet: Sheet) -> Table:
+def _sheet(sheet: Sheet, most: int | None) -> Table:
+    is_cut = most is not None and max(map(len, (sheet.inputs, sheet.handovers))) > most
     table = _table(
-        "Traffic sheet: what stages run one by one store and load",
+        "Traffic sheet: what stages run one by one store and load"
+        + (f", the {most} largest of each" if is_cut else ""),
         ("tensor", "left"), ("role", "left"), ("shape", "left"),
         ("stored", "right"), ("loaded", "right"),
     )  # fmt: skip
-    for name, size in sheet.inputs:
+    for name, size in _largest(sheet.inputs, most, lambda one: one[1]):
         table.add_row(name, "input", "", "", mib(size))
-    for h in sheet.handovers:
+    for h in _largest(sheet.handovers, most, lambda h: h.stored_bytes + h.loaded_bytes):
         role = f"{h.producer} -> {', '.join(h.consumers)}"
         stored = mib(h.stored_bytes) if h.stored_bytes else "(output)"
         table.add_row(h.value, role, tensor(h.dtype, h.shape), stored, mib(h.loaded_bytes))
-    for name, size in sheet.outputs:
+    if sheet.reread_bytes:
+        table.add_row("", "inputs that more stages load", "", "", mib(sheet.reread_bytes))
+    for name, size in _largest(sheet.outputs, most, lambda one: one[1]):
         table.add_row(name, "output", "", mib(size), "")
     table.caption = (
         f"Inputs and outputs once: {mib(sheet.minimum_bytes)}. One kernel for all stages would "
@@ -133,6 +140,12 @@ def _sheet(comparison: Comparison, sheet: Sheet) -> Table:
     )
     table.caption_justify = "left"
     return table
+
+
+def _largest[T](entries: Sequence[T], most: int | None, size: Callable[[T], int]) -> list[T]:
+    """The `most` largest, in their order."""
+    kept = sorted(range(len(entries)), key=lambda at: -size(entries[at]))[:most]
+    return [entries[at] for at in sorted(kept)]
 
 
 def _paths(comparison: Comparison) -> Table:
@@ -154,7 +167,7 @@ def _paths(comparison: Comparison) -> Table:
             str(path.launches),
             bound + mib(path.traffic.read),
             mib(path.traffic.written),
-            f"{path.traffic.total / comparison.minimum_bytes:.2f}",
+            f"{path.traffic.total / max(1, comparison.minimum_bytes):.2f}",
             _compile(path),
             "" if size is None else mib(size),
             error,
@@ -222,6 +235,8 @@ def _print_notes(comparison: Comparison, console: Console) -> None:
             style="dim",
             highlight=False,
         )
+    for note in comparison.notes:
+        console.print(note, style="dim", highlight=False, markup=False)
 
 
 def _kernels(comparison: Comparison, most: int | None) -> Table:
@@ -274,7 +289,7 @@ def _boundaries(comparison: Comparison, most: int | None) -> Table:
         for b in path.boundaries[:most]:
             source = f" ({pathlib.Path(b.source).name})" if b.source else ""
             # The scopes of an op's kernels are its stages, which are in the names.
-            if b.scopes and comparison.sheet is None:
+            if b.scopes and not comparison.shape:
                 source = f"\n{', '.join(b.scopes)}{source}"
             table.add_row(
                 path.name,

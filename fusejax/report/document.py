@@ -8,44 +8,38 @@ from fusejax import rates
 from fusejax.comparison import Comparison, PathResult, Refusal, Verdict
 from fusejax.hlo.analyse import boundary_json, kernel_json, traffic_json
 from fusejax.hlo.analysis import Kernel
+from fusejax.rates import Rates
+from fusejax.report.predictions import predicted_us, target_json
 from fusejax.sheet import Sheet
 
 SCHEMA = "fusejax.compare/1"
 
 
 def comparison_json(comparison: Comparison) -> dict[str, Any]:
-    """The document; see the README for its fields."""
-    target = comparison.target
-    rate = rates.of(target)
+    """The document; docs/reports.md has its fields."""
+    rate = rates.of(comparison.target)
     return {
         "schema": SCHEMA,
         "op": comparison.op,
         "formula": comparison.formula,
         "options": comparison.options,
+        "xla_options": comparison.xla_options,
+        "notes": list(comparison.notes),
         "mode": comparison.mode,
         "shape": list(comparison.shape),
         "dtype": comparison.dtype,
-        "target": {
-            "name": target.name,
-            "kind": target.kind,
-            "description": target.title,
-            "bandwidth_bytes_per_s": target.bandwidth_bytes_per_s,
-            "effective_bandwidth_bytes_per_s": rate.copy_bytes_per_s if rate else None,
-            "launch_us": rate.launch_us if rate else 0.0,
-            "dispatch_us": rate.dispatch_us if rate else 0.0,
-            "rates": rate.source if rate else None,
-        },
+        "target": target_json(comparison.target),
         "versions": comparison.versions,
         "minimum_bytes": comparison.minimum_bytes,
         "copy_floor_us": comparison.floor_us,
         "clocks": dataclasses.asdict(comparison.clocks) if comparison.clocks else None,
         "traffic_sheet": _sheet_json(comparison.sheet) if comparison.sheet else None,
-        "paths": {name: _path_json(path) for name, path in comparison.paths.items()},
+        "paths": {name: _path_json(path, rate) for name, path in comparison.paths.items()},
         "verdict": _verdict_json(comparison.verdict),
     }
 
 
-def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
+def _path_json(path: PathResult | Refusal, rate: Rates | None) -> dict[str, Any]:
     if isinstance(path, Refusal):
         return {
             "status": "unsupported",
@@ -76,8 +70,17 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
         },
         "boundaries": [boundary_json(boundary) for boundary in path.boundaries],
         "kernels": [
-            _kernel_json(kernel, path.resources.get(kernel.name, {}), time)
-            for kernel, time in zip(path.kernels, times, strict=True)
+            _kernel_json(
+                kernel,
+                {
+                    **path.resources.get(kernel.name, {}),
+                    "time_us": time,
+                    "predicted_us": predicted,
+                },
+            )
+            for kernel, time, predicted in zip(
+                path.kernels, times, predicted_us(path.kernels, rate), strict=True
+            )
         ],
         "time_us": {
             "predicted": path.predicted_us,
@@ -98,11 +101,9 @@ def _path_json(path: PathResult | Refusal) -> dict[str, Any]:
     }
 
 
-def _kernel_json(
-    kernel: Kernel, resources: dict[str, Any], time_us: float | None
-) -> dict[str, Any]:
-    counted = {name: value for name, value in resources.items() if name.startswith("measured_")}
-    return {**kernel_json(kernel, {**resources, "time_us": time_us}), **counted}
+def _kernel_json(kernel: Kernel, known: dict[str, Any]) -> dict[str, Any]:
+    counted = {name: value for name, value in known.items() if name.startswith("measured_")}
+    return {**kernel_json(kernel, known), **counted}
 
 
 def _error_json(path: PathResult | Refusal) -> dict[str, Any] | None:

@@ -42,7 +42,10 @@ def print_report(report: Report, console: Console, top: int = TOP) -> None:
 def _print_module(module: Inspected, console: Console, top: int) -> None:
     found = module.analysis
     heading = Text(found.name, style="bold")
-    heading.append(f"  {found.backend}" + (f", {module.file}" if module.file else ""), style="")
+    card = f", {module.target.title}" if module.target and found.backend == "gpu" else ""
+    heading.append(
+        f"  {found.backend}{card}" + (f", {module.file}" if module.file else ""), style=""
+    )
     console.print(heading, highlight=False)
     bound = "at most " if found.traffic.is_bound else ""
     ratio = f", {found.traffic.total / found.minimum_bytes:.2f} x" if found.minimum_bytes else ","

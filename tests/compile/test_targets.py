@@ -8,6 +8,7 @@ import jax
 import jax.numpy as jnp
 import pytest
 
+import fusejax
 from fusejax.compile import aot, platform, targets
 from fusejax.compile.cards import CARDS, describe
 from fusejax.errors import UsageError
@@ -159,3 +160,12 @@ def test_the_pinned_h200_is_this_one():
         "shared_memory_per_core", "shared_memory_per_block_optin", "registers_per_core_limit",
     ):  # fmt: skip
         assert target.figure(field) == pinned.figure(field), field
+
+
+@pytest.mark.parametrize("arguments", [(), (jnp.ones(4),)])
+def test_without_arrays_that_are_used_it_is_compiled_for_the_target_too(arguments, deviceless):
+    weights = jnp.ones((8, 128))
+    found = fusejax.inspect(
+        lambda *_: jax.nn.softmax(weights * 2), *arguments, target=deviceless("h200")
+    )
+    assert found.modules[0].analysis.backend == "gpu"

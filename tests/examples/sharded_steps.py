@@ -100,7 +100,9 @@ def _collectives(hlo: str) -> list:
 
 
 if __name__ == "__main__":
+    jax.config.update("jax_disable_most_optimizations", True)  # a third of the time to compile
     report = {"cpu": on_cpus()}
+    jax.config.update("jax_disable_most_optimizations", False)
     if platform.missing_compiler() is None:
         report["h200s"] = on_h200s()
     print(json.dumps(report))

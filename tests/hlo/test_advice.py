@@ -107,6 +107,10 @@ def test_one_of_two_barriers(warnings):
     assert warning.startswith("1 of 2 barriers split nothing")
 
 
+def test_a_barrier_in_front_of_the_results_is_for_the_caller(warnings):
+    assert warnings(lambda x: jax.lax.optimization_barrier(jnp.exp(x)), X) == ()
+
+
 def test_barriers_of_rematerialisation_are_not_the_users(warnings):
     inner = jax.checkpoint(lambda x: jnp.sin(jnp.sin(x)))
     assert warnings(jax.grad(lambda x: inner(x).sum()), X) == ()

@@ -67,3 +67,9 @@ def test_the_last_event_counts_and_renames_are_followed():
 def test_a_broken_dump_is_not_fatal():
     for end in range(0, len(DUMP), 7):
         decisions.read(DUMP[:end])
+
+
+@pytest.mark.parametrize("name", ["q [tokens/s]", "attn (q/k)", "x[a/b]", "{a/b}", "(q/k)"])
+def test_a_slash_inside_brackets_belongs_to_the_name(name):
+    assert scopes.scope(f"jit(f)/{name}/mul") == name
+    assert scopes.scope(f"jit(f)/jvp({name})/mul") == name

@@ -1,0 +1,1 @@
+"""Gates: compiled functions held against limits and recorded budgets."""

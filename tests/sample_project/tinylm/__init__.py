@@ -1,0 +1,1 @@
+"""A language model, as far as its gates need it."""
