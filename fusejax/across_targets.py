@@ -165,7 +165,9 @@ def main(text: str, *names: str) -> None:
     wrong with all of it.
     """
     from fusejax.compile import platform, targets
+    from fusejax.processes import end_with_parent
 
+    end_with_parent()
     # Simulated kernels alone need more threads, and here none is.
     os.environ.setdefault("NPROC", str(os.cpu_count()))
     platform.prepare_process()

@@ -9,6 +9,8 @@ from collections.abc import Callable, Collection, Sequence
 from typing import Any
 
 import jax
+import jax.numpy as jnp
+import numpy as np
 from jax.extend import core
 
 from fusejax import scope_regions as regions
@@ -45,9 +47,9 @@ def split_at_scopes[F: Callable[..., Any]](function: F, scopes: Collection[str] 
       ValueError: at the first call, one of `scopes` is none of the function's; the message names
         those.
     """
-    if isinstance(scopes, str) or not all(isinstance(scope, str) for scope in scopes or ()):
-        raise ValueError(f"scopes must be names, such as ['mlp'], not {scopes!r}")
     wanted = None if scopes is None else as_tuple(scopes)
+    if not all(isinstance(scope, str) for scope in wanted or ()):
+        raise ValueError(f"scopes must be names, such as ['mlp'], not {scopes!r}")
     rewritten = _rewriter(wanted)
     name = getattr(function, "__name__", type(function).__name__)
 
@@ -59,7 +61,8 @@ def split_at_scopes[F: Callable[..., Any]](function: F, scopes: Collection[str] 
         in_memory = (True,) * len(arrays)
         is_used = (True,) * len(program.outvars)
         changed = rewritten.__wrapped__(program, (), is_used, in_memory)  # new at every call
-        return jax.tree.unflatten(out_tree, core.jaxpr_as_fun(changed)(*arrays))
+        results = core.jaxpr_as_fun(changed)(*arrays)
+        return jax.tree.unflatten(out_tree, map(_as_array, results, changed.out_avals))
 
     return split  # type: ignore[return-value]
 
@@ -84,6 +87,15 @@ def traced(
     arrays = [leaves[place] for place in places]
     program, shapes = jax.make_jaxpr(of_arrays, return_shape=True)(*arrays)
     return program, arrays, jax.tree.structure(shapes)
+
+
+def _as_array(result: Any, aval: Any) -> jax.Array:
+    """A result; a constant comes out of a program as what JAX has for it inside, no array."""
+    if isinstance(result, jax.Array):
+        return result
+    if aval.weak_type:
+        return jnp.asarray(np.asarray(result).item())
+    return jnp.asarray(result, aval.dtype)
 
 
 def is_array(leaf: Any) -> bool:

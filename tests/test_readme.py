@@ -29,6 +29,7 @@ NOT_HERE = {
     ".venv/bin/pip install -e '.[aot,test]'": "the same",
     ".venv/bin/pip install -e '.[aot,report]'": "the same",
     ".venv/bin/python -m pytest": "is this run",
+    ".venv/bin/python scripts/compare.py --op residual_ln": "tests/test_compare.py runs it",
     "python scripts/docs.py /tmp/api": "tests/test_docs.py runs it",
     "python scripts/calibrate.py": "needs a GPU",
     "python scripts/peers.py": "needs a GPU",

@@ -338,6 +338,13 @@ def test_what_is_handed_through_stays_the_argument():
     assert_same(split_at_scopes(around_nothing)(X), around_nothing(X))
 
 
+def test_constants_are_arrays_too():
+    given = split_at_scopes(lambda x: (jnp.int32(3), 2.5, x))(jnp.ones(3))
+    assert all(isinstance(result, jax.Array) for result in given)
+    assert [(r.dtype, r.weak_type) for r in given[:2]] == [(jnp.int32, False), (jnp.float32, True)]
+    assert (int(given[0]), float(given[1])) == (3, 2.5)
+
+
 def test_effects_keep_their_order():
     def function(x):
         with scope("a"):

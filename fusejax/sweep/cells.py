@@ -1,7 +1,6 @@
 """The cells of a sweep, and how they are compared side by side."""
 
 import concurrent.futures
-import ctypes
 import dataclasses
 import multiprocessing
 import os
@@ -11,6 +10,7 @@ from concurrent.futures.process import BrokenProcessPool
 from typing import Any
 
 from fusejax.errors import UsageError, first_line
+from fusejax.processes import end_with_parent
 
 # Shapes of products: square; shallow, so that its result dwarfs it; tall, as of a model's layers.
 PRODUCT_SHAPES = ((8192, 8192, 8192), (8192, 8192, 512), (65536, 1024, 1024))
@@ -90,10 +90,8 @@ def run(
 
 
 def _follow_parent() -> None:
-    """Leaves ctrl-C to the parent, and ends with it."""
-    signal.signal(signal.SIGINT, signal.SIG_IGN)
-    death_signal = 1  # PR_SET_PDEATHSIG
-    ctypes.CDLL(None).prctl(death_signal, signal.SIGKILL)
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # ctrl-C is the parent's
+    end_with_parent()
 
 
 def _result(cell: Cell, future: "concurrent.futures.Future[dict[str, Any]]") -> dict[str, Any]:

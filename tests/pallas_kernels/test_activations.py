@@ -28,7 +28,7 @@ ALONE = [
 WITH_SUMS = [
     (1, 3, F32, F32, True, Cut.LANE),
     (31, 5, F16, BF16, True, Cut.LANE),
-    (512, 7, F32, F32, False, Cut.WARP),
+    (256, 7, F32, F32, False, Cut.WARP),
     (1024, 3, BF16, F32, True, Cut.CTA),
     (1151, 3, F16, BF16, False, Cut.CTA),
     (8192, 1, BF16, F32, True, Cut.CTA),
