@@ -8,7 +8,7 @@ import pytest  # noqa: E402
 
 from fusejax.compile import targets  # noqa: E402
 
-collect_ignore = ["sample_project"]  # test_gates.py runs its tests
+collect_ignore = ["sample_project"]  # test_pytest_plugin.py runs its tests
 
 
 def pytest_collection_modifyitems(items):
