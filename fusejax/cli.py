@@ -7,13 +7,13 @@ import logging as std_logging
 import os
 import pathlib
 import sys
-import tempfile
 from collections.abc import Callable, Sequence
 from typing import Any
 
 from absl import app, flags, logging
 
 from fusejax.errors import UsageError
+from fusejax.files import replace_text
 
 
 def run(main: Callable[..., int | None], usage: str, *, takes_arguments: bool = False) -> None:
@@ -107,26 +107,10 @@ def write_json(flag: str, path: str, document: dict[str, Any]) -> None:
         sys.stdout.write(text)
         return
     real = pathlib.Path(os.path.realpath(path))
-    aside = None
     try:
         if real.exists() and not real.is_file():
             real.write_text(text)
-            return
-        mode = real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask()
-        with tempfile.NamedTemporaryFile(
-            "w", dir=real.parent, suffix=".partial", delete=False
-        ) as file:
-            aside = file.name
-            file.write(text)
-        os.chmod(aside, mode)
-        os.replace(aside, real)
+        else:
+            replace_text(real, text)
     except OSError as error:
-        if aside is not None:
-            pathlib.Path(aside).unlink(missing_ok=True)
         raise UsageError(f"{flag} {path!r} cannot be written: {error.strerror}") from error
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

@@ -1,7 +1,7 @@
 """A function run in float64 on this machine's CPU, for results to be held against."""
 
 import dataclasses
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Sequence
 from typing import Any
 
 import jax
@@ -10,6 +10,7 @@ import numpy as np
 
 from fusejax import accuracy
 from fusejax.errors import first_line
+from fusejax.inspection import inner_programs
 
 # Nothing is run in float64 for more elements than this: arguments and results take 8 bytes each.
 _MOST_ELEMENTS = 1 << 28
@@ -94,18 +95,8 @@ def _inside(jaxpr: Any) -> tuple[set[str], set[str]]:
                 continue
             if dtype != _wide(dtype):
                 dtypes.add(np.dtype(dtype).name)
-        for inner in _jaxprs(equation.params.values()):
+        for inner in inner_programs(equation.params.values()):
             inner_names, inner_dtypes = _inside(inner)
             names |= inner_names
             dtypes |= inner_dtypes
     return names, dtypes
-
-
-def _jaxprs(values: Any) -> Iterator[Any]:
-    for value in values:
-        if hasattr(value, "eqns"):
-            yield value
-        elif hasattr(getattr(value, "jaxpr", None), "eqns"):
-            yield value.jaxpr
-        elif isinstance(value, tuple | list):
-            yield from _jaxprs(value)

@@ -12,7 +12,7 @@ import pathlib
 import re
 import stat
 import sys
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 from fusejax.compile import targets
@@ -231,7 +231,7 @@ def traced_scopes(
         for equation in jaxpr.eqns:
             name = "/".join(filter(None, (outer, str(equation.source_info.name_stack))))
             is_kernel = equation.primitive.name in _KERNELS
-            inner = [] if is_kernel else list(_jaxprs(_lowered(equation.params, platform)))
+            inner = [] if is_kernel else list(inner_programs(_lowered(equation.params, platform)))
             if not inner and (scope := scopes.scope(f"{name}/{equation.primitive.name}")):
                 found[scope] = None
             for jaxpr_inside in inner:
@@ -254,14 +254,15 @@ def _lowered(params: Mapping[str, Any], platform: str) -> tuple[Any, ...]:
     return tuple(itertools.islice(fitting, 1))
 
 
-def _jaxprs(values: Sequence[Any]) -> Iterator[Any]:
+def inner_programs(values: Iterable[Any]) -> Iterator[Any]:
+    """The programs among the parameters of an equation, those in tuples and lists too."""
     for value in values:
         if hasattr(value, "eqns"):
             yield value
         elif hasattr(getattr(value, "jaxpr", None), "eqns"):
             yield value.jaxpr
         elif isinstance(value, tuple | list):
-            yield from _jaxprs(value)
+            yield from inner_programs(value)
 
 
 def inspect_paths(

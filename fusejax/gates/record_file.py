@@ -1,14 +1,12 @@
 """The file beside a test module that keeps the budgets of its checks."""
 
-import contextlib
 import json
-import os
 import pathlib
-import tempfile
 from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusejax.errors import UsageError
+from fusejax.files import replace_text
 from fusejax.gates import budget
 from fusejax.gates.budget import Budget
 
@@ -56,21 +54,9 @@ def write(path: pathlib.Path, budgets: Mapping[str, Mapping[str, Budget]]) -> No
     }
     text = _formatted({"schema": SCHEMA, "budgets": entries}) + "\n"
     check_writable(path)
-    real = pathlib.Path(os.path.realpath(path))
-    aside = None
     try:
-        mode = real.stat().st_mode & 0o777 if real.exists() else 0o666 & ~_umask()
-        with tempfile.NamedTemporaryFile(
-            "w", dir=real.parent, suffix=".partial", delete=False, encoding="utf-8", newline="\n"
-        ) as file:
-            aside = file.name
-            file.write(text)
-        os.chmod(aside, mode)
-        os.replace(aside, real)
+        replace_text(path, text)
     except OSError as error:
-        if aside is not None:
-            with contextlib.suppress(OSError):
-                os.unlink(aside)
         raise UsageError(f"it cannot be written ({error.strerror})") from None
 
 
@@ -109,9 +95,3 @@ def _formatted(value: Any, depth: int = 0) -> str:
         return json.dumps(value)
     body = ",\n".join(inner + row for row in rows)
     return f"{brackets[0]}\n{body}\n{outer}{brackets[1]}"
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask

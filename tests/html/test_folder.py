@@ -11,6 +11,7 @@ import jax.numpy as jnp
 import pytest
 
 import fusejax
+from fusejax import files
 from fusejax.errors import UsageError
 from fusejax.report import html
 from fusejax.report.html import folder
@@ -104,10 +105,10 @@ def test_a_page_is_written_whole_or_not_at_all(tmp_path, monkeypatch):
     html.save(DOCUMENT, tmp_path / "old")
     before = contents(tmp_path / "old")
 
-    def full(self, target):
+    def full(source, target):
         raise OSError(28, "No space left on device")
 
-    monkeypatch.setattr(folder.pathlib.Path, "replace", full)
+    monkeypatch.setattr(files.os, "replace", full)
     for place in (tmp_path / "old", tmp_path / "new"):
         with pytest.raises(UsageError, match="No space left"):
             html.save(documents.measured(), place)

@@ -9,6 +9,7 @@ from collections.abc import Iterator, Mapping
 from typing import Any
 
 from fusejax.errors import UsageError
+from fusejax.files import replace_text
 from fusejax.report.html.page import MARKER, page
 
 _PAGE = "index.html"
@@ -75,22 +76,13 @@ def save(
         place = pathlib.Path(os.path.realpath(folder))
         is_new = not place.exists()
         place.mkdir(exist_ok=True)
-        aside = None
         try:
-            with tempfile.NamedTemporaryFile(
-                "w", dir=place, suffix=".partial", delete=False,
-                encoding="utf-8", errors="replace", newline="\n",
-            ) as file:  # fmt: skip
-                aside = pathlib.Path(file.name)
-                file.write(text)
-            aside.chmod(0o666 & ~_umask())
-            return aside.replace(place / _PAGE)
+            replace_text(place / _PAGE, text.encode(errors="replace").decode())
         except BaseException:
-            if aside is not None:
-                aside.unlink(missing_ok=True)
             if is_new:
                 place.rmdir()
             raise
+        return place / _PAGE
 
 
 def _is_ours(path: pathlib.Path) -> bool:
@@ -98,12 +90,6 @@ def _is_ours(path: pathlib.Path) -> bool:
         return False
     with path.open("rb") as file:
         return MARKER.encode() in file.read(1024)
-
-
-def _umask() -> int:
-    mask = os.umask(0)
-    os.umask(mask)
-    return mask
 
 
 @contextlib.contextmanager
