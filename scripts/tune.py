@@ -69,7 +69,10 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
         plan_of_it = launch.plan(rows, width, dtype, tuning=tuning)
         if plan_of_it.padded <= used.padded:
             found.setdefault(plan_of_it, tuning)
-    return [dataclasses.replace(tuning, width=asked) for tuning in found.values()]
+    return [
+        dataclasses.replace(tuning, width=asked, run=tuning.run if plan_of_it.run else 0)
+        for plan_of_it, tuning in found.items()
+    ]
 
 
 def _around(start: Any, width: int) -> Iterator[Any]:

@@ -100,15 +100,29 @@ def measured_runs():
     ]
 
 
+def many_rows(wish):
+    return max(1, wish.rows_per_block) * plan.TURNS * wish.run * plan.SMS + 5
+
+
+def measured(op, width, dtype):
+    choices = tuned.choices(op, jnp.dtype(dtype).itemsize, tuned.USUAL_CARD)
+    (wish,) = (choice for choice in choices if choice.width == width)
+    return wish
+
+
+@pytest.mark.parametrize(("op", "width", "dtype"), measured_runs())
+def test_measured_runs_are_taken(op, width, dtype):
+    wish = measured(op, width, dtype)
+    assert LAUNCHES[op].plan(many_rows(wish), width, dtype, tuning=wish).run == wish.run
+
+
 @pytest.mark.gpu
 @pytest.mark.parametrize(("op", "width", "dtype"), measured_runs())
 def test_the_same_bits_as_by_ctas_that_stay(op, width, dtype):
-    launch, itemsize = LAUNCHES[op], jnp.dtype(dtype).itemsize
-    (wish,) = (c for c in tuned.choices(op, itemsize, tuned.USUAL_CARD) if c.width == width)
-    rows = max(1, wish.rows_per_block) * plan.TURNS * wish.run * plan.SMS + 5
+    launch, wish = LAUNCHES[op], measured(op, width, dtype)
+    rows = many_rows(wish)
     used = launch.plan(rows, width, dtype, tuning=wish)
-    assert used.run == wish.run
-    if tuned.lookup(op, width, itemsize) == wish:  # on the card that the choice is for
+    if tuned.lookup(op, width, jnp.dtype(dtype).itemsize) == wish:  # on the card that it is for
         assert launch.plan(rows, width, dtype) == used
     keys = jax.random.split(jax.random.key(width), 9)
     values = [
