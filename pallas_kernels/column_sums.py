@@ -23,6 +23,7 @@ from pallas_kernels.forward_only import forward_only
 from pallas_kernels.gelu_math import gelu_erf, gelu_tanh
 from pallas_kernels.launches import Mode, RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_parameter, unsupported_rows
+from pallas_kernels.row_values import Later
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
 
@@ -234,7 +235,7 @@ def scale_sums_kernel(
         del row_inputs
         (block,), (scale,) = blocks, parameters
         h = block.astype(jnp.float32) * scale.astype(jnp.float32)
-        return Result(row_values=row.totals(row.only(h)), column_values=(h,))
+        return Result(column_values=(h,), partials=(row.part_total(row.only(h)),))
 
     found = run_rows(
         transform,
@@ -242,7 +243,7 @@ def scale_sums_kernel(
         [x],
         [scale],
         name="scale_sums",
-        exchanges=(1,),
+        later=Later(1),
         outputs=0,
         row_values=1,
         column_sums=1,

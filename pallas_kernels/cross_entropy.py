@@ -18,9 +18,11 @@ from jax.experimental import pallas as pl
 from pallas_kernels import formulas
 from pallas_kernels.arguments import mode_of, placed, present
 from pallas_kernels.batching import over_rows
+from pallas_kernels.exchange import LOG2E, Parts
 from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
-from pallas_kernels.row_softmax import LOG2E, exponentials
+from pallas_kernels.row_softmax import exponentials
+from pallas_kernels.row_values import Later
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
 
@@ -187,13 +189,13 @@ def cross_entropy_kernel(
     """
     rows, width = logits.shape
     found = run_rows(
-        functools.partial(_transform, width, saves),
+        _transform,
         plan(rows, width, logits.dtype, tuning=tuning),
         [logits],
         [],
         [labels],
         name="cross_entropy",
-        exchanges=(1, 1),
+        later=Later(2, functools.partial(_losses_of, width, saves), Parts.EXPONENTIALS),
         outputs=0,
         row_values=3 if saves else 1,
         cost=pl.CostEstimate(
@@ -248,18 +250,19 @@ def cross_entropy_backward_kernel(
     return found.outputs[0]
 
 
-def _transform(width, saves, blocks, parameters, row_inputs, row):
-    del parameters
-    (label,) = row_inputs
+def _transform(blocks, parameters, row_inputs, row):
+    del parameters, row_inputs
+    e, maximum = exponentials(row.only(blocks[0], -jnp.inf), row)
+    return Result(partials=(maximum, row.part_total(e)))
+
+
+def _losses_of(width, saves, totals, row_inputs, pick):
+    (maximum, total), (label,) = totals, row_inputs
     inside = (label >= 0) & (label < width)
-    picked = row.pick(jnp.where(inside, label, 0))
-    x = row.only(blocks[0], -jnp.inf)
-    maximum = row.maximum(x)
-    (total,) = row.totals(exponentials(x, maximum, row))
     # Not log(total) + maximum first: rounded to the size of the maximum, a small loss is lost.
-    loss = jnp.log(total) + (maximum - picked)
+    loss = jnp.log(total) + (maximum - pick(jnp.where(inside, label, 0)))
     loss = jnp.where(inside, loss, jnp.nan)
-    return Result((), (loss, maximum, total) if saves else (loss,))
+    return (loss, maximum, total) if saves else (loss,)
 
 
 def _transform_backward(blocks, parameters, row_inputs, row):

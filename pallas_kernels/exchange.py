@@ -1,8 +1,11 @@
 """What warps, warpgroups and the CTAs of a cluster reduced along a row, brought together.
 
-Each warp leaves its partial result in shared memory; after a barrier, every thread combines the
-parts. In a cluster, each CTA then leaves its own result, and after a barrier of the cluster every
+Each warp leaves its partial results in shared memory; after a barrier, every thread combines the
+parts. In a cluster, each CTA then leaves its own results, and after a barrier of the cluster every
 thread reads those of all CTAs out of their shared memory.
+
+What outputs need is brought together here, block by block; what only row values need waits for many
+blocks (`row_values`).
 
 Places are used again for the next block. A warpgroup can be one barrier ahead of another, never
 two: with two exchanges per block, whoever writes to a place has passed a barrier at which everyone
@@ -11,6 +14,7 @@ who read it had arrived. With one exchange per block, two sets of places are use
 
 from __future__ import annotations
 
+import enum
 import functools
 from collections.abc import Callable, Sequence
 from typing import Any
@@ -21,7 +25,28 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
+from pallas_kernels import inline
 from pallas_kernels.plan import WARPS, Cut, Plan
+
+LOG2E = 1.4426950408889634
+
+
+class Parts(enum.Enum):
+    """What the partial values of a part of a row are."""
+
+    SUMS = "sums"
+    # Its largest element m, and sum(exp(x - m)).
+    EXPONENTIALS = "exponentials"
+
+
+def combined(kind: Parts, parts: Sequence[tuple[jax.Array, ...]]) -> tuple[jax.Array, ...]:
+    """The values of several parts as those of one."""
+    columns = list(zip(*parts, strict=True))
+    if kind is Parts.SUMS:
+        return tuple(functools.reduce(jnp.add, values) for values in columns)
+    maximum = functools.reduce(jnp.maximum, columns[0])
+    totals = (total * jnp.exp2((of_part - maximum) * LOG2E) for of_part, total in parts)
+    return maximum, functools.reduce(jnp.add, totals)
 
 
 def _sets(exchanges: Sequence[int]) -> int:
@@ -55,15 +80,39 @@ def simulated_buffer(p: Plan, walkers: int, exchanges: Sequence[int]) -> jax.Sha
     return jax.ShapeDtypeStruct((walkers, places, p.parts), jnp.float32)
 
 
+def meet(p: Plan, barrier: Any, *, simulated: bool) -> None:
+    """Waits until every warp of the CTA is here, with what it has left in shared memory.
+
+    Args:
+      p: the plan.
+      barrier: of all warpgroups; not looked at where there is one.
+      simulated: where a warpgroup is one thread.
+    """
+    if p.warpgroups > 1:
+        plgpu.barrier_arrive(barrier)
+        plgpu.barrier_wait(barrier)
+    elif not simulated:
+        inline.warpgroup_barrier()
+
+
 class Places:
     """The places of one kernel."""
 
     def __init__(
-        self, p: Plan, buffer: Sequence[Any], refs: Sequence[Any], *, simulated: bool
+        self,
+        p: Plan,
+        exchanges: Sequence[int],
+        group: Any,
+        buffer: Sequence[Any],
+        refs: Sequence[Any],
+        *,
+        simulated: bool,
     ) -> None:
         """Takes the references that `scratch` asked for, in its order."""
         queue = list(refs)
         self._plan = p
+        self._exchanges = exchanges
+        self._group = group
         self._simulated = simulated
         self._buffer: Any = buffer[0] if buffer else None
         self._cluster: Any = queue.pop() if p.cluster else None
@@ -71,60 +120,68 @@ class Places:
         self._meet: Any = queue.pop(0) if queue else None
         self._results = queue
 
-    def of_block(
-        self, k: Any, group: Any, exchanges: Sequence[int]
-    ) -> Callable[..., tuple[jax.Array, ...]]:
+    def of_block(self, k: Any) -> Callable[..., tuple[jax.Array, ...]]:
         """A function that makes the exchanges of block k, one after another."""
-        coming = iter(range(len(exchanges)))
-        odd = lax.rem(k, jnp.int32(2)) if _sets(exchanges) == 2 else jnp.int32(0)
+        coming = iter(range(len(self._exchanges)))
+        odd = self._odd(k)
 
-        def exchange(combine, partials):
+        def exchange(kind: Parts, partials: Sequence[jax.Array]) -> tuple[jax.Array, ...]:
             number = next(coming)
-            if len(partials) != exchanges[number]:
+            count = self._exchanges[number]
+            if len(partials) != count:
                 raise ValueError(
-                    f"exchange {number} was planned for {exchanges[number]} values and has "
-                    f"{len(partials)}"
+                    f"exchange {number} was planned for {count} values and has {len(partials)}"
                 )
-            first = sum(exchanges[:number])
-            base = odd * sum(exchanges) + first
-            return self._exchange(combine, partials, group, base, first, odd, sum(exchanges))
+            first = sum(self._exchanges[:number])
+            self._leave_partials(odd, first, partials)
+            self._meet_cta()
+            results = self._of_cta(odd, first, count, kind)
+            if not self._plan.cluster:
+                return results
+            self._leave_results(odd, first, results)
+            plgpu.commit_smem()  # every warp has left it
+            self.meet_cluster()
+            return self._of_cluster(odd, first, count, kind)
 
         return exchange
 
-    def _exchange(self, combine, partials, group, base, first, odd, count):
-        p = self._plan
+    def _odd(self, k: Any) -> Any:
+        return lax.rem(k, jnp.int32(2)) if _sets(self._exchanges) == 2 else jnp.int32(0)
+
+    def _leave_partials(self, odd: Any, first: int, partials: Sequence[jax.Array]) -> None:
         # Reducing to a scalar would be shorter, but Mosaic gives all warpgroups of a CTA one
         # scratch for that, without a barrier among them: they would mix their parts.
+        base = odd * sum(self._exchanges) + first
         for index, partial in enumerate(partials):
-            self._partials[base + index, group] = partial
-        if p.warpgroups > 1:
-            plgpu.barrier_arrive(self._meet)
-            plgpu.barrier_wait(self._meet)
-        warps = [(g, w) for g in range(p.warpgroups) for w in range(WARPS)]
-        results = [
-            functools.reduce(combine, [self._partials[base + index, g, w] for g, w in warps])
-            for index in range(len(partials))
-        ]
-        if not p.cluster:
-            return tuple(results)
+            self._partials[base + index, self._group] = partial
 
-        @pl.when(group == 0)
+    def _meet_cta(self) -> None:
+        """Waits until every warp of the CTA has left its part."""
+        meet(self._plan, self._meet, simulated=self._simulated)
+
+    def _of_cta(self, odd: Any, first: int, count: int, kind: Parts) -> tuple[jax.Array, ...]:
+        groups = self._plan.warpgroups
+        base = odd * sum(self._exchanges) + first
+        if not self._simulated:
+            bases = [(base + index) * (groups * WARPS) for index in range(count)]
+            exponentials = kind is Parts.EXPONENTIALS
+            return inline.combine(self._partials, bases, groups * WARPS, exponentials)
+        return combined(kind, [
+            tuple(self._partials[base + index, group, warp] for index in range(count))
+            for group in range(groups)
+            for warp in range(WARPS)
+        ])  # fmt: skip
+
+    def _leave_results(self, odd: Any, first: int, results: Sequence[jax.Array]) -> None:
+        @pl.when(self._group == 0)
         def _():
             for index, result in enumerate(results):
-                self._leave_result(base + index, first + index, odd, count, result)
+                self._leave_result(odd, first + index, result)
 
-        plgpu.commit_smem()  # every warp has left it
-        self.meet_cluster()
-        return tuple(
-            functools.reduce(
-                combine,
-                [self._result(base + i, first + i, odd, count, c) for c in range(p.parts)],
-            )
-            for i in range(len(partials))
-        )
-
-    def _leave_result(self, place, offset, odd, count, result):
+    def _leave_result(self, odd: Any, offset: int, result: jax.Array) -> None:
+        count = sum(self._exchanges)
         if self._simulated:
+            place = odd * count + offset
             self._buffer[lax.axis_index("walker"), place, lax.axis_index("part")] = result
         elif len(self._results) == count:
             self._results[offset][...] = result
@@ -134,9 +191,16 @@ class Places:
                     functools.partial(self._results[half * count + offset].__setitem__, ..., result)
                 )
 
-    def _result(self, place, offset, odd, count, cta):
+    def _of_cluster(self, odd: Any, first: int, count: int, kind: Parts) -> tuple[jax.Array, ...]:
+        return combined(kind, [
+            tuple(self._result(odd, first + index, cta) for index in range(count))
+            for cta in range(self._plan.parts)
+        ])  # fmt: skip
+
+    def _result(self, odd: Any, offset: int, cta: int) -> jax.Array:
+        count = sum(self._exchanges)
         if self._simulated:
-            return self._buffer[lax.axis_index("walker"), place, cta]
+            return self._buffer[lax.axis_index("walker"), odd * count + offset, cta]
         there: dict[Any, Any] = {"part": jnp.int32(cta)}
         found = [
             plgpu.cluster_ref(self._results[half * count + offset], there)[...]

@@ -29,6 +29,7 @@ from pallas_kernels.gelu_math import (
 )
 from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_parameter, unsupported_rows
+from pallas_kernels.row_values import Later
 from pallas_kernels.rows import Result, run_rows
 from pallas_kernels.tuned import Tuning
 
@@ -275,7 +276,7 @@ def bias_gelu_rowsum_kernel(
         [x],
         [bias],
         name="bias_gelu_rowsum",
-        exchanges=(1,),
+        later=Later(1),
         row_values=1,
         cost=_cost(x, approximate, moved),
         interpret=interpret,
@@ -287,7 +288,7 @@ def _forward(gelu, row_sums, blocks, parameters, row_inputs, row):
     del row_inputs
     (x,), (bias,) = blocks, parameters
     y = gelu(x.astype(jnp.float32) + bias.astype(jnp.float32))
-    return Result((y,), row.totals(row.only(y)) if row_sums else ())
+    return Result((y,), partials=(row.part_total(row.only(y)),) if row_sums else ())
 
 
 def bias_gelu_backward_kernel(

@@ -6,6 +6,7 @@ vector registers.
 
 from __future__ import annotations
 
+import functools
 import math
 from collections.abc import Sequence
 from typing import Any
@@ -13,20 +14,23 @@ from typing import Any
 import jax
 import jax.numpy as jnp
 import numpy as np
+from jax.experimental.mosaic.gpu import fragmented_array as fa
 from jax.experimental.mosaic.gpu import utils
 from jax.experimental.pallas import mosaic_gpu as plgpu
 from jaxlib.mlir import ir
-from jaxlib.mlir.dialects import arith, memref, vector
+from jaxlib.mlir.dialects import arith, gpu, memref, vector
 
 GREATER_EQUAL, LESS = arith.CmpIPredicate.sge, arith.CmpIPredicate.slt
 LANES = 128  # of a warpgroup
+LOG2E = 1.4426950408889634
 
 
 def gather(ref: Any, places: jax.Array, layout: Any) -> jax.Array:
     """Elements of a contiguous reference by their places in memory, each loaded by itself.
 
-    Places (int32) and result are register arrays of `layout`.
+    Places (int32) and result are register arrays of `layout`; integers are signed.
     """
+    signed = True if jnp.issubdtype(ref.dtype, jnp.integer) else None
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), layout),
@@ -35,7 +39,9 @@ def gather(ref: Any, places: jax.Array, layout: Any) -> jax.Array:
     def run(context, ref, places):
         del context
         ref = _flat(ref)
-        return places.foreach(lambda place, _: memref.load(ref, [_index(place)]), create_array=True)
+        return places.foreach(
+            lambda place, _: memref.load(ref, [_index(place)]), create_array=True, is_signed=signed
+        )
 
     return run(ref, places)
 
@@ -58,6 +64,171 @@ def reduce(
         return block.reduce(operation, axes)
 
     return run(plgpu.layout_cast(block, layout))
+
+
+def scatter(ref: Any, places: jax.Array, values: jax.Array, inside: jax.Array, layout: Any) -> None:
+    """Stores values at their places in the memory of a contiguous reference, those `inside`.
+
+    Values, places (int32) and `inside` (boolean) are register arrays of `layout`.
+    """
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout, layout, layout))
+    def run(context, ref, places, values, inside):
+        del context
+        ref = _flat(ref)
+        for register in np.ndindex(places.registers.shape):
+            place, value, stored = (
+                vector.extract(a.registers[register], [], ir.DenseI64ArrayAttr.get([0]))
+                for a in (places, values, inside)
+            )
+            with utils.when(stored):
+                memref.store(value, ref, [_index(place)])
+
+    run(ref, places, values, inside)
+
+
+def leave(
+    ref: Any, base: jax.Array, strides: tuple[int, int], values: Sequence[jax.Array], layout: Any
+) -> None:
+    """Stores register arrays of `layout`, one-dimensional, in a contiguous reference.
+
+    Element i of the v-th goes to the place base + v * strides[0] + i * strides[1].
+    """
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), plgpu.Layout.WG_SPLAT(), *[layout] * len(values))
+    )
+    def run(context, ref, base, *values):
+        del context
+        ref = _flat(ref)
+        base = base.registers.item()
+        for number, array in enumerate(values):
+
+            def store(value, index, number=number):
+                place = arith.muli(_as_i32(index[0]), _i32(strides[1]))
+                place = arith.addi(place, arith.addi(base, _i32(number * strides[0])))
+                memref.store(value, ref, [_index(place)])
+
+            array.foreach(store)
+
+    run(ref, base, *(plgpu.layout_cast(array, layout) for array in values))
+
+
+def combine(
+    ref: Any, bases: Sequence[jax.Array], parts: int, exponentials: bool
+) -> tuple[jax.Array, ...]:
+    """Values of many parts as those of one; see `exchange.combined`.
+
+    A lane takes a part, and lanes exchange theirs: fewer instructions than if each took all parts.
+
+    Args:
+      ref: contiguous.
+      bases: of each value, where its parts begin.
+      parts: how many there are; at most 32.
+      exponentials: which way to combine them.
+    """
+    scalar = plgpu.ShapeDtypeStruct((), jnp.dtype(jnp.float32), layout=plgpu.Layout.WG_SPLAT())
+    lanes = 1 << (parts - 1).bit_length()
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(), *[plgpu.Layout.WG_SPLAT()] * len(bases)),
+        return_type=(scalar,) * len(bases),
+    )
+    def run(context, ref, *bases):
+        del context
+        ref = _flat(ref)
+        lane = arith.remui(utils.thread_idx(), _i32(lanes))
+        mine = arith.minui(lane, _i32(parts - 1))
+        values = [
+            _splat(memref.load(ref, [_index(arith.addi(base.registers.item(), mine))]))
+            for base in bases
+        ]
+
+        def across(value, step):
+            distance = lanes // 2
+            while distance:
+                value = step(value, _splat(utils.shfl_bfly(value.registers.item(), distance)))
+                distance //= 2
+            return value
+
+        def total(value):
+            if lanes > parts:
+                inside = arith.cmpi(LESS, lane, _i32(parts))
+                zero = utils.c(0.0, value.registers.item().type)
+                value = _splat(arith.select(inside, value.registers.item(), zero))
+            return across(value, lambda one, other: one + other)
+
+        if not exponentials:
+            return tuple(map(total, values))
+        maxima, totals = values
+        maximum = across(maxima, lambda one, other: one.max(other))
+        return maximum, total(totals * _exponential(maxima - maximum))
+
+    return tuple(run(ref, *map(jnp.int32, bases)))
+
+
+def combine_rows(
+    ref: Any, slot: jax.Array, parts: int, exponentials: bool, layout: Any, *, of_ctas: bool
+) -> tuple[jax.Array, ...]:
+    """The same for a row in each lane.
+
+    Args:
+      ref: [values, parts, slots]; or [values, slots] in each CTA of the cluster.
+      slot: int32, a register array of `layout`.
+      parts: how many there are.
+      exponentials: which way to combine them.
+      layout: of the results.
+      of_ctas: whether a part is what a CTA has.
+    """
+    values, slots = ref.shape[0], ref.shape[-1]
+    of_lane = plgpu.ShapeDtypeStruct(slot.shape, jnp.dtype(jnp.float32), layout=layout)
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout), return_type=(of_lane,) * values)
+    def run(context, ref, slot):
+        del context
+        here = _flat(ref)
+
+        def load(value, part):
+            there, row = here, value * parts + part
+            if of_ctas:
+                there, row = utils.get_cluster_ref(here, gpu.Dimension.x, _index(_i32(part))), value
+            return slot.foreach(
+                lambda place, _: memref.load(there, [_index(arith.addi(place, _i32(row * slots)))]),
+                create_array=True,
+            )
+
+        def total(arrays):
+            return functools.reduce(lambda one, other: one + other, arrays)
+
+        columns = [[load(value, part) for part in range(parts)] for value in range(values)]
+        if not exponentials:
+            return tuple(map(total, columns))
+        maxima, totals = columns
+        maximum = functools.reduce(lambda one, other: one.max(other), maxima)
+        return maximum, total([
+            of_part * _exponential(part - maximum)
+            for part, of_part in zip(maxima, totals, strict=True)
+        ])  # fmt: skip
+
+    return tuple(run(ref, slot))
+
+
+def spread(values: jax.Array, layout: Any, shape: tuple[int, ...], spread_layout: Any) -> jax.Array:
+    """One value of each warp, in every place that the warp has of a block."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,),
+        return_type=plgpu.ShapeDtypeStruct(shape, values.dtype, layout=spread_layout),
+    )
+    def run(context, values):
+        del context
+        value = vector.extract(values.registers.item(), [], ir.DenseI64ArrayAttr.get([0]))
+        tiled = spread_layout.to_mgpu()
+        block = ir.VectorType.get((tiled.vector_length,), value.type)
+        registers = np.full(tiled.registers_shape(shape), vector.broadcast(block, value), object)
+        return type(values)(_registers=registers, _layout=tiled, _is_signed=values.is_signed)
+
+    return run(plgpu.layout_cast(values, layout))
 
 
 def only(
@@ -182,6 +353,21 @@ def as_it_is(context, ref):
     It would look for one of [128, width], and come upon none for widths of 16 or 32 bytes.
     """
     del context, ref
+
+
+@plgpu.inline_mgpu()
+def warpgroup_barrier(context):
+    """Waits for all warps of the warpgroup, with what they stored in shared memory."""
+    del context
+    utils.warpgroup_barrier()
+
+
+def _splat(value: Any) -> Any:
+    return fa.FragmentedArray.splat(value, ())
+
+
+def _exponential(array: Any) -> Any:
+    return (array * LOG2E).exp2(approx=True)
 
 
 def _flat(ref: Any) -> Any:

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import functools
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from typing import Any
 
 import jax
@@ -13,10 +13,10 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import inline
+from pallas_kernels.exchange import Parts
 from pallas_kernels.plan import LANES, WARP, WARPS, Cut, Plan
 
 # A row value is one number per row of a block: a scalar where that is one row, else a vector.
-type Combine = Callable[[jax.Array, jax.Array], jax.Array]
 type Exchange = Callable[..., tuple[jax.Array, ...]]
 
 
@@ -89,22 +89,6 @@ class Registers:
         values = ref.at[pl.ds(row, p.rows_per_block)]
         return plgpu.load(values, layout=self._layout_of_rows(), optimized=False)
 
-    def pick(self, source: Any, row: Any, column: jax.Array) -> jax.Array:
-        """One element of each row of the block that begins with `row`, from device memory."""
-        p = self._plan
-        if p.cut is Cut.CTA:
-            if p.flat:
-                return source[row * p.width + column].astype(jnp.float32)
-            piece = jnp.int32(p.piece)
-            found = source[row, lax.div(column, piece), lax.rem(column, piece)]
-            return found.astype(jnp.float32)
-        layout = self._layout_of_rows()
-        rows = row + plgpu.broadcasted_iota(jnp.int32, column.shape, 0, layout=layout)
-        at = jnp.minimum(rows, p.rows - 1) * p.width + column
-        if self._simulated:
-            return jnp.take(source[...].reshape(-1), at).astype(jnp.float32)
-        return inline.gather(source, at, layout).astype(jnp.float32)
-
     def save_row_value(self, ref: Any, row: Any, value: jax.Array) -> None:
         """Stores a row value of the block that begins with `row` in device memory."""
         p = self._plan
@@ -164,13 +148,29 @@ class Registers:
 
     def totals(self, exchange: Exchange, *blocks: jax.Array) -> tuple[jax.Array, ...]:
         """Sums of blocks along their rows and what is beside; one exchange for all."""
-        partials = [self._along(jnp.sum, "add", block) for block in blocks]
-        return self._exchanged(exchange, jnp.add, partials)
+        return self.exchanged(exchange, Parts.SUMS, *map(self.part_total, blocks))
 
-    def maximum(self, exchange: Exchange, block: jax.Array) -> jax.Array:
-        """The largest value of each row and of what is beside, as an f32 row value."""
-        partial = self._along(jnp.max, "max", block).astype(jnp.float32)
-        return self._exchanged(exchange, jnp.maximum, [partial])[0]
+    def exchanged(
+        self, exchange: Exchange, kind: Parts, *partials: jax.Array
+    ) -> tuple[jax.Array, ...]:
+        """Values of whole rows, from those of each warp's part."""
+        return exchange(kind, partials) if self._plan.cut is Cut.CTA else partials
+
+    def part_total(self, block: jax.Array) -> jax.Array:
+        """The sum of a block along each row and what is beside, or of each warp's part of it."""
+        return self._along(jnp.sum, "add", block)
+
+    def part_maximum(self, block: jax.Array) -> jax.Array:
+        """The largest value of each row and what is beside, or of each warp's part of it; f32."""
+        return self._along(jnp.max, "max", block).astype(jnp.float32)
+
+    def spread_part(self, value: jax.Array) -> jax.Array:
+        """A value of each row, or of each warp's part of it, against which a block broadcasts."""
+        if self._plan.cut is not Cut.CTA:
+            return self.spread(value)
+        if self._simulated:
+            return lax.broadcast_in_dim(value, self.shape, (1,))
+        return inline.spread(value, self.layout_of_parts, self.shape, self.layout)
 
     def _along(self, along: Callable[..., jax.Array], name: str, block: jax.Array) -> jax.Array:
         """A block reduced to a value of each row, or of each warp's part of it."""
@@ -178,17 +178,16 @@ class Registers:
         axes = (0, 2) if of_cta else tuple(range(1, len(self.shape)))
         if self._simulated:
             return along(block, axis=axes)
-        layout = self.layout.reduce(1) if of_cta else self._layout_of_rows()
-        return inline.reduce(block, name, axes, self.layout, layout)
+        return inline.reduce(block, name, axes, self.layout, self.layout_of_parts)
+
+    @property
+    def layout_of_parts(self) -> Any:
+        """Of a value of each row, or of each warp's part of it."""
+        return self.layout.reduce(1) if self._plan.cut is Cut.CTA else self._layout_of_rows()
 
     def _layout_of_rows(self) -> Any:
         across = range(len(self.shape) - 1, 0, -1)
         return functools.reduce(lambda found, axis: found.reduce(axis), across, self.layout)
-
-    def _exchanged(
-        self, exchange: Exchange, combine: Combine, partials: Sequence[jax.Array]
-    ) -> tuple[jax.Array, ...]:
-        return exchange(combine, partials) if self._plan.cut is Cut.CTA else tuple(partials)
 
 
 def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:

@@ -19,12 +19,13 @@ from jax.experimental import pallas as pl
 from pallas_kernels import formulas
 from pallas_kernels.arguments import mode_of, placed, present
 from pallas_kernels.batching import over_rows
+from pallas_kernels.exchange import LOG2E, Parts
 from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.rows import Result, Row, run_rows
 from pallas_kernels.tuned import Tuning
 
-LOG2E = 1.4426950408889634
+LOWEST = float(np.finfo(np.float32).min)
 
 
 def plan(
@@ -191,7 +192,7 @@ def softmax_kernel(
         plan(rows, width, x.dtype, masked=masked, tuning=tuning),
         streams,
         name="softmax_where" if masked else "softmax",
-        exchanges=(1, 1),
+        exchanges=(2,),
         cost=pl.CostEstimate(
             flops=(8 if masked else 5) * x.size,
             transcendentals=x.size,
@@ -239,28 +240,36 @@ def softmax_backward_kernel(
     return found.outputs[0]
 
 
-def exponentials(x: jax.Array, maximum: jax.Array, row: Row) -> jax.Array:
-    """exp(x - maximum) of a block, in f32."""
-    # Subtracted before the factor, which would round a large x. -inf - -inf is NaN, as it must be.
-    return jnp.exp2((x.astype(jnp.float32) - row.spread(maximum)) * LOG2E)
+def exponentials(x: jax.Array, row: Row) -> tuple[jax.Array, jax.Array]:
+    """exp(x - m) of a block, in f32, and m, the largest value of each row or of a warp's part.
+
+    With an m of its own, no warp waits for the others before it has its sum.
+    """
+    # A part of -inf alone must not become NaN, as long as there is another.
+    maximum = jnp.maximum(row.part_maximum(x), LOWEST)
+    # Subtracted before the factor, which would round a large x.
+    return jnp.exp2((x.astype(jnp.float32) - row.spread_part(maximum)) * LOG2E), maximum
+
+
+def _normalised(e: jax.Array, of_part: jax.Array, row: Row) -> jax.Array:
+    maximum, total = row.exchanged(Parts.EXPONENTIALS, of_part, row.part_total(e))
+    factor = 1.0 / total
+    if row.in_parts:
+        factor = jnp.exp2((of_part - maximum) * LOG2E) * factor
+    return e * row.spread_part(factor)
 
 
 def _transform(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
     x = row.only(blocks[0], -jnp.inf)
-    e = exponentials(x, row.maximum(x), row)
-    (total,) = row.totals(e)
-    return Result((e * row.spread(1.0 / total),))
+    return Result((_normalised(*exponentials(x, row), row),))
 
 
 def _transform_masked(blocks, parameters, row_inputs, row):
     del parameters, row_inputs
     kept = blocks[1] != 0
     x = row.only(jnp.where(kept, blocks[0].astype(jnp.float32), -jnp.inf), -jnp.inf)
-    e = exponentials(x, row.maximum(x), row)
-    # In a row of which nothing is kept, e is NaN, and so would be 0 / total.
-    (total,) = row.totals(jnp.where(kept, e, 0.0))
-    return Result((jnp.where(kept, e * row.spread(1.0 / total), 0.0),))
+    return Result((jnp.where(kept, _normalised(*exponentials(x, row), row), 0.0),))
 
 
 def _transform_backward(blocks, parameters, row_inputs, row):

@@ -7,6 +7,11 @@ operation is there.
 Order inside a CTA, for its block number k: wait for the copy of k; load it into registers and
 compute; write the results over k's own slots; wait until block k-1 has been read out of its slot
 and start the copy of block k + stages - 1 into that slot; start the copies of the results out.
+
+What keeps threads apart: a thread stores where it loaded from, in its own registers' layout. The
+warps of a warpgroup meet when the last copy out has left (`refill`), before the next copy into its
+slot; and when results are in their slot (`commit_smem`), before the copy out, or a look at what
+others left there. Exchanges have barriers of their own.
 """
 
 from __future__ import annotations
@@ -24,9 +29,11 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import exchange, inline
+from pallas_kernels import row_values as row_values_of
 from pallas_kernels.copies import Copies, arrivals, row_view, slot_shape
 from pallas_kernels.plan import Cut, Plan
 from pallas_kernels.registers import Registers, column_sum, parameter_view, sums_shape
+from pallas_kernels.row_values import Later, RowValues
 
 
 class Result(NamedTuple):
@@ -36,11 +43,13 @@ class Result(NamedTuple):
       outputs: register arrays of the block, in any float dtype; at most as many as streams.
       row_values: row values that are stored.
       column_values: f32 register arrays of the block that are summed over the rows.
+      partials: of row values that come `Later`, a value of each row or of each warp's part of it.
     """
 
     outputs: tuple[jax.Array, ...] = ()
     row_values: tuple[jax.Array, ...] = ()
     column_values: tuple[jax.Array, ...] = ()
+    partials: tuple[jax.Array, ...] = ()
 
 
 @dataclasses.dataclass(frozen=True)
@@ -54,19 +63,25 @@ class Row:
         over a reduction; read again where registers are scarce.
       only: a block with 0, or another value, beside the row: what is there counts in reductions.
       totals: sums of several blocks in one exchange, as row values.
-      maximum: the largest value of each row, as a row value.
+      in_parts: whether warps share a row, so that a part of it is not the whole.
+      part_total: the sum of a block along each row, or along what this warp has of it.
+      part_maximum: the same of the largest value, f32.
+      exchanged: row values of `exchange.Parts` and partial values of that kind, in one exchange.
       spread: broadcasts a row value against the block.
+      spread_part: broadcasts a value of each row, or of each warp's part of it, likewise.
       columns: the column of every element of the block, int32.
-      pick: elements of the first stream, in the column that a row value says, as an f32 row value.
     """
 
     again: Callable[[], tuple[list[jax.Array], list[jax.Array]]]
     only: Callable[..., jax.Array]
     totals: Callable[..., tuple[jax.Array, ...]]
-    maximum: Callable[[jax.Array], jax.Array]
+    in_parts: bool
+    part_total: Callable[[jax.Array], jax.Array]
+    part_maximum: Callable[[jax.Array], jax.Array]
+    exchanged: Callable[..., tuple[jax.Array, ...]]
     spread: Callable[[jax.Array], jax.Array]
+    spread_part: Callable[[jax.Array], jax.Array]
     columns: Callable[[], jax.Array]
-    pick: Callable[[jax.Array], jax.Array]
 
 
 # (block of each stream, each parameter, each row input, row) -> what to store. Blocks and
@@ -94,6 +109,7 @@ def run_rows(
     *,
     name: str,
     exchanges: Sequence[int] = (),
+    later: Later | None = None,
     outputs: int = 1,
     row_values: int = 0,
     column_sums: int = 0,
@@ -111,6 +127,7 @@ def run_rows(
       row_inputs: [rows] vectors.
       name: of the kernel, as profilers show it.
       exchanges: how many values each reduction of `transform` along rows has, in order.
+      later: how row values come about, if not in `transform`, which then has no row inputs.
       outputs: how many outputs it returns; they are [rows, width] in the dtype of the streams.
       row_values: how many row values it returns; they are f32 [rows].
       column_sums: how many column values it returns; their sums over the rows are f32 [width]. The
@@ -140,6 +157,7 @@ def run_rows(
     reload = p.elements_per_lane * held > p.registers
     # So do blocks from before a reduction until after it, two f32 of each stream.
     crowded = p.elements_per_lane * (held + 2 * len(streams)) > p.registers
+    most_blocks = p.run or -(-p.blocks // walkers)
 
     def kernel(*refs):
         queue = list(refs)
@@ -152,9 +170,12 @@ def run_rows(
         exchanged = take(1 if simulated and p.cluster else 0)
         rings, shared_sums = take(len(streams)), take(p.shared_sums)
         (full,) = take(1)
-        places = exchange.Places(p, exchanged, queue, simulated=simulated)
-
+        left = take((3 if p.cluster and not simulated else 2) if later else 0)
         group = lax.axis_index("warpgroup")
+        places = exchange.Places(
+            p, exchanges, group, [] if later else exchanged, queue, simulated=simulated
+        )
+
         if p.cluster:
             walker, part = lax.axis_index("walker"), lax.axis_index("part")
         else:
@@ -193,15 +214,18 @@ def run_rows(
             return Registers(p, part, group, late, simulated=simulated)
 
         def row_operations(k, registers, again) -> Row:
-            of_block = places.of_block(k, group, exchanges)
+            of_block = places.of_block(k)
             return Row(
                 again=again,
                 only=registers.only,
                 totals=functools.partial(registers.totals, of_block),
-                maximum=functools.partial(registers.maximum, of_block),
+                in_parts=p.cut is Cut.CTA,
+                part_total=registers.part_total,
+                part_maximum=registers.part_maximum,
+                exchanged=functools.partial(registers.exchanged, of_block),
                 spread=registers.spread,
+                spread_part=registers.spread_part,
                 columns=registers.columns,
-                pick=functools.partial(registers.pick, ins[0], block_start(k)),
             )
 
         def in_shared(ref):
@@ -215,6 +239,29 @@ def run_rows(
             row = block_start(k) + registers.iota(0)
             mine = (row >= nominal_start(k)) & (row < rows)
             return jnp.where(mine, block, jnp.float32(0))
+
+        if later:
+            finished = RowValues(
+                p,
+                later,
+                places,
+                left + exchanged,
+                first_row=block_start,
+                source=ins[0],
+                row_inputs=per_row,
+                outputs=values_out,
+                simulated=simulated,
+            )
+            per_row = []
+
+        def leave(k, registers, partials):
+            if most_blocks > finished.blocks:
+
+                @pl.when((k > 0) & (_rem(k, finished.blocks) == 0))
+                def _():
+                    finished.finish(k - finished.blocks, k, more=True)
+
+            finished.leave(k, registers, partials)
 
         def step(k, carry):
             ahead, sums = carry
@@ -246,7 +293,7 @@ def run_rows(
             again = load if crowded else lambda: (blocks, given)
             result = transform(blocks, given, list(ahead), row_operations(k, registers, again))
             adds = [only_once(block, k, registers) for block in result.column_values]
-            added = [total + block for total, block in zip(sums, adds, strict=False)]
+            totals = [total + block for total, block in zip(sums, adds, strict=False)]
             for ring, output in zip(rings, result.outputs, strict=False):
                 place = copies.in_ring(ring, slot, block_start(k))
                 registers.save(place, output.astype(dtype))
@@ -258,9 +305,12 @@ def run_rows(
                 plgpu.commit_smem()
             for ring, out in zip(rings, outs, strict=False):
                 copies.start_out(ring, slot, out, block_start(k))
-            for ref, value in zip(values_out, result.row_values, strict=True):
-                registers.save_row_value(ref, block_start(k), value)
-            return next_ahead, added
+            if later:
+                leave(k, registers, result.partials)
+            else:
+                for ref, value in zip(values_out, result.row_values, strict=True):
+                    registers.save_row_value(ref, block_start(k), value)
+            return next_ahead, totals
 
         if p.cut is Cut.LANE and not simulated:
             for ring in rings:
@@ -278,6 +328,8 @@ def run_rows(
         nothing = [registers.zeros() for _ in range(column_sums - p.shared_sums)]
         ahead = [registers.row_value(ref, block_start(jnp.int32(0))) for ref in per_row]
         _, sums = lax.fori_loop(jnp.int32(0), count, step, (ahead, nothing))
+        if later:
+            finished.finish(count - 1 - _rem(count - 1, finished.blocks), count, more=False)
         totals = sums + [registers.load(in_shared(ref)) for ref in shared_sums]
         for ref, total in zip(sums_out, totals, strict=True):
             registers.save_sums(ref.at[walker], total)
@@ -288,7 +340,9 @@ def run_rows(
     out_type = [jax.ShapeDtypeStruct(row_view(p, rows), dtype)] * outputs
     out_type += [jax.ShapeDtypeStruct((stored_rows,), jnp.float32)] * row_values
     out_type += [jax.ShapeDtypeStruct((walkers, *sums_shape(p)), jnp.float32)] * column_sums
-    if simulated and p.cluster:
+    if simulated and p.cluster and later:
+        out_type.append(row_values_of.simulated_buffer(p, walkers, later))
+    elif simulated and p.cluster:
         out_type.append(exchange.simulated_buffer(p, walkers, exchanges))
     # JAX 0.11 takes no cost estimate here.
     takes_cost = "cost_estimate" in inspect.signature(plgpu.kernel).parameters
@@ -309,9 +363,12 @@ def run_rows(
                 num_arrivals=sum(arrivals(p, stream.dtype) for stream in streams),
                 num_barriers=p.stages * p.warpgroups,
             ),
+            *(row_values_of.scratch(p, later, simulated=simulated) if later else ()),
             *exchange.scratch(p, exchanges, simulated=simulated),
         ),
-        compiler_params=plgpu.CompilerParams(approx_math=True),
+        # Threads are kept apart as the module says. Mosaic's own barriers, around every store and
+        # in front of every copy, would cost 1 to 5 % (BUILD_NOTES.md).
+        compiler_params=plgpu.CompilerParams(approx_math=True, unsafe_no_auto_barriers=True),
         kernel_name=name,
         interpret=interpret,
         **extra,

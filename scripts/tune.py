@@ -3,7 +3,7 @@
 Example:
   python scripts/tune.py --ops softmax,layer_norm_backward --widths 4096,16385
 
-For every kernel and width, the plan in use and its neighbours are compiled, timed in turns, and the
+For every kernel and width, the plan in use and those near it are compiled, timed in turns, and the
 fastest is written to the file that the kernels choose from (`--file`), under the card's name.
 Several runs at a time share the card and the file: one measures while the others compile.
 """
@@ -13,6 +13,7 @@ import dataclasses
 import json
 import os
 import pathlib
+import random
 import re
 from collections.abc import Iterator, Sequence
 from typing import Any
@@ -39,7 +40,11 @@ _DRY = flags.DEFINE_bool("dry_run", False, "Print, write nothing.")
 
 
 def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> list[Any]:
-    """Tunings to measure, the one in use first, all of them different launches."""
+    """Tunings to measure, all of them different launches: the one in use, then those near it.
+
+    Near is what differs in one field by one step of `_STEPS`; then what differs by two, and so on,
+    each distance in a random order that is the same every time.
+    """
     import jax.numpy as jnp
 
     from pallas_kernels import plan, tuned
@@ -61,61 +66,43 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
     if asked > start.width or asked * 2 <= start.width:
         start = dataclasses.replace(default, width=asked)
     found = {used: in_use}
-    for tuning in (start, default, *_around(start, asked), *_around(default, asked)):
-        if len(found) == most:
-            break
-        if tuning.rows_per_block > 1 and not launch.reduces and asked == launch.part:
-            continue  # longer rows go by this choice too, and no warp can have those
-        plan_of_it = launch.plan(rows, width, dtype, tuning=tuning)
-        if plan_of_it.padded <= used.padded:
-            found.setdefault(plan_of_it, tuning)
-    return [
-        dataclasses.replace(tuning, width=asked, run=tuning.run if plan_of_it.run else 0)
-        for plan_of_it, tuning in found.items()
-    ]
+    order = random.Random(f"{launch.op} {asked}")
+    seen, level = {start, default}, [start, default]
+    while level and len(found) < most:
+        for tuning in level:
+            # Longer rows of parts go by this choice too, and no warp can have those.
+            of_warps = tuning.rows_per_block > 1 and not launch.reduces and asked == launch.part
+            if of_warps or len(found) == most:
+                continue
+            plan_of_it = launch.plan(rows, width, dtype, tuning=tuning)
+            if plan_of_it.padded <= used.padded:
+                run = tuning.run if plan_of_it.run else 0
+                found.setdefault(plan_of_it, dataclasses.replace(tuning, run=run))
+        nearby = dict.fromkeys(near for tuning in level for near in _near(tuning))
+        level = [tuning for tuning in nearby if tuning not in seen]
+        order.shuffle(level)
+        seen |= set(level)
+    return [dataclasses.replace(tuning, width=asked) for tuning in found.values()]
 
 
-def _around(start: Any, width: int) -> Iterator[Any]:
-    """Neighbours of a tuning, those that have helped most often first."""
-    ctas, stages, groups = start.ctas_per_sm, start.stages, start.warpgroups
-    divided = [(groups, start.parts)]
-    if width > 2048 and start.rows_per_block == 1:
-        divided += [(2 * groups, start.parts), (groups, 2 * start.parts)]
-    for count, parts in divided:
-        for run, slots in ((4, 3), (2, 2), (4, 4), (8, 4)):
-            yield dataclasses.replace(start, warpgroups=count, parts=parts, stages=slots, run=run)
-    start = dataclasses.replace(start, run=0)
-    if start.rows_per_block > 1:
-        for rows in (4, 8, 16):
-            for count in (6, 8, 12):
-                for slots in (2, 3, 4):
-                    yield dataclasses.replace(
-                        start, rows_per_block=rows, ctas_per_sm=count, stages=slots
-                    )
-    elif width <= 2048:
-        for count, slots in ((4, 3), (6, 2)):
-            yield dataclasses.replace(
-                start, rows_per_block=4, warpgroups=1, ctas_per_sm=count, stages=slots
-            )
-    changes: list[dict[str, int]] = [
-        {"ctas_per_sm": ctas + 1},
-        {"stages": stages + 1},
-        {"warpgroups": 2 * groups, "ctas_per_sm": max(1, ctas // 2)},
-        {"ctas_per_sm": max(1, ctas - 1)},
-        {"ctas_per_sm": max(1, ctas // 2), "stages": max(2, stages - 1)},
-        {"stages": max(1, stages - 1)},
-        {"warpgroups": max(1, groups // 2), "ctas_per_sm": 2 * ctas},
-        {"parts": 2 * start.parts, "ctas_per_sm": 2 * ctas},
-        {"parts": 2 * start.parts, "warpgroups": max(1, groups // 2), "ctas_per_sm": 2 * ctas},
-        {"parts": max(1, start.parts // 2)},
-        {"warpgroups": groups + 1},
-        {"warpgroups": max(1, groups - 1)},
-        {"ctas_per_sm": ctas + 1, "stages": max(1, stages - 1)},
-        {"ctas_per_sm": 2 * ctas, "stages": max(1, stages // 2)},
-    ]
-    for change in changes:
-        if width > 512 or "parts" not in change:
-            yield dataclasses.replace(start, rows_per_block=1, **change)
+_STEPS = {
+    "run": (0, 1, 2, 4, 8, 16),
+    "stages": (1, 2, 3, 4, 5),
+    "rows_per_block": (1, 4, 8, 16, 32),
+    "parts": (1, 2, 4, 8),
+    "warpgroups": (1, 2, 3, 4, 6, 8),
+    "ctas_per_sm": (1, 2, 3, 4, 6, 8, 12),
+}
+
+
+def _near(tuning: Any) -> Iterator[Any]:
+    """Tunings that differ in one field by one step."""
+    for field, steps in _STEPS.items():
+        value = getattr(tuning, field)
+        below = [step for step in steps if step < value]
+        above = [step for step in steps if step > value]
+        for near in (*below[-1:], *above[:1]):
+            yield dataclasses.replace(tuning, **{field: near})
 
 
 def main() -> None:
@@ -171,9 +158,9 @@ def _fastest(launch: Any, width: int) -> tuple[Any, float]:
         raise UsageError(f"{launch.op} at {width}: no plan compiles; see --help for other widths")
     names = {str(tuning): tuning for tuning in compiled}
     keys = jax.random.split(jax.random.key(0), len(shapes))
-    random = jax.jit(lambda keys: list(map(_random, shapes, keys))).lower(keys).compile()
+    inputs = jax.jit(lambda keys: list(map(_random, shapes, keys))).lower(keys).compile()
     with card_turn():
-        values = random(keys)
+        values = inputs(keys)
         times = timing.device_times(
             {name: compiled[tuning] for name, tuning in names.items()},
             values,

@@ -45,7 +45,7 @@ def compiled(op, width, target):
 
 
 # The fastest plan for this width spills: without, 154.7 µs instead of 119.8 (BUILD_NOTES.md).
-KNOWN_SPILLS = {("rms_norm_backward", 131072): 140}
+KNOWN_SPILLS = {("rms_norm_backward", 131072): 160}
 
 
 @pytest.mark.skipif(ptxas.find() is None, reason="ptxas is not installed")
