@@ -2,7 +2,7 @@
 
 XLA hands a reduction over rows to a kernel of its own, which reads back what another has just
 written. Here every CTA keeps the sums of its own rows in registers, from the same f32 values that
-outputs are rounded from, and writes them once; a small reduction adds them up, always in the same
+outputs are rounded from, and writes them once; a small launch adds them up, always in the same
 order. Bytes per element at 16 bits: 2 read + 2 written for `bias_gelu_colsum`, 2 read for
 `scale_sums`.
 """

@@ -21,6 +21,7 @@ from jaxlib.mlir import ir
 from jaxlib.mlir.dialects import arith, gpu, memref, vector
 
 GREATER_EQUAL, LESS = arith.CmpIPredicate.sge, arith.CmpIPredicate.slt
+WARP = 32
 LANES = 128  # of a warpgroup
 LOG2E = 1.4426950408889634
 
@@ -229,6 +230,27 @@ def spread(values: jax.Array, layout: Any, shape: tuple[int, ...], spread_layout
         return type(values)(_registers=registers, _layout=tiled, _is_signed=values.is_signed)
 
     return run(plgpu.layout_cast(values, layout))
+
+
+def add_across_lanes(block: jax.Array, distance: int, layout: Any) -> jax.Array:
+    """A block of one vector per lane, with the sum of those of all lanes of its warp that are a
+    multiple of `distance` away, a power of two, in the place of each.
+    """
+
+    @plgpu.inline_mgpu(
+        arg_types=(layout,),
+        return_type=plgpu.ShapeDtypeStruct(block.shape, block.dtype, layout=layout),
+    )
+    def run(context, block):
+        del context
+        total, step = block.registers.item(), distance
+        while step < WARP:
+            total = arith.addf(total, utils.shfl_bfly(total, step))
+            step *= 2
+        registers = np.full_like(block.registers, total)
+        return type(block)(_registers=registers, _layout=block.layout, _is_signed=block.is_signed)
+
+    return run(block)
 
 
 def only(

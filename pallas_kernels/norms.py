@@ -10,7 +10,7 @@
 | `residual_layer_norm`, `residual_rms_norm` | y | 3 | 4 | 3 |
 | `prenorm_layer_norm`, `prenorm_rms_norm` | y and h | 4 | 4 | 4 |
 
-Each is one launch forward and one backward, to which a small reduction of the parameters' partial
+Each is one launch forward and one backward, to which a small one for the parameters' partial
 gradients comes; see `norm_kernels`. Under differentiation the residual norms write h, so that
 backward reads one array where it would read two. Statistics are two-pass and centred, in f32, and y
 is rounded once. Only the first derivative is defined.

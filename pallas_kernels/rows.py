@@ -28,11 +28,11 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import exchange, inline
+from pallas_kernels import exchange, inline, partial_sums
 from pallas_kernels import row_values as row_values_of
 from pallas_kernels.copies import Copies, arrivals, row_view, slot_shape
 from pallas_kernels.plan import Cut, Plan
-from pallas_kernels.registers import Registers, column_sum, parameter_view, sums_shape
+from pallas_kernels.registers import Registers, parameter_view, sums_shape
 from pallas_kernels.row_values import Later, RowValues
 
 
@@ -131,8 +131,8 @@ def run_rows(
       outputs: how many outputs it returns; they are [rows, width] in the dtype of the streams.
       row_values: how many row values it returns; they are f32 [rows].
       column_sums: how many column values it returns; their sums over the rows are f32 [width]. The
-        kernel writes one partial sum per CTA, which a small reduction after it adds up, always in
-        the same order.
+        kernel writes one partial sum per CTA, which a small launch after it adds up, always in the
+        same order.
       cost: what the kernel costs, for XLA's scheduler.
       interpret: None compiles; True or `plgpu.InterpretGPUParams()` simulates on the CPU.
 
@@ -166,7 +166,7 @@ def run_rows(
             return [queue.pop(0) for _ in range(count)]
 
         ins, params, per_row = take(len(streams)), take(len(parameters)), take(len(row_inputs))
-        outs, values_out, sums_out = take(outputs), take(row_values), take(column_sums)
+        outs, values_out, sums_out = take(outputs), take(row_values), take(column_sums > 0)
         exchanged = take(1 if simulated and p.cluster else 0)
         rings, shared_sums = take(len(streams)), take(p.shared_sums)
         (full,) = take(1)
@@ -331,15 +331,17 @@ def run_rows(
         if later:
             finished.finish(count - 1 - _rem(count - 1, finished.blocks), count, more=False)
         totals = sums + [registers.load(in_shared(ref)) for ref in shared_sums]
-        for ref, total in zip(sums_out, totals, strict=True):
-            registers.save_sums(ref.at[walker], total)
+        for number, total in enumerate(totals):
+            registers.save_sums(sums_out[0].at[number, walker], total)
         plgpu.wait_smem_to_gmem(0)
         places.leave()
 
     whole = slot_shape(p)
     out_type = [jax.ShapeDtypeStruct(row_view(p, rows), dtype)] * outputs
     out_type += [jax.ShapeDtypeStruct((stored_rows,), jnp.float32)] * row_values
-    out_type += [jax.ShapeDtypeStruct((walkers, *sums_shape(p)), jnp.float32)] * column_sums
+    if column_sums:
+        shape = (column_sums, walkers, *sums_shape(p))
+        out_type.append(jax.ShapeDtypeStruct(shape, jnp.float32))
     if simulated and p.cluster and later:
         out_type.append(row_values_of.simulated_buffer(p, walkers, later))
     elif simulated and p.cluster:
@@ -380,7 +382,9 @@ def run_rows(
     queue = list(found)
     arrays = tuple(queue.pop(0).reshape(rows, p.width) for _ in range(outputs))
     numbers = tuple(queue.pop(0)[:rows] for _ in range(row_values))
-    sums = tuple(column_sum(p, queue.pop(0)) for _ in range(column_sums))
+    sums: tuple[jax.Array, ...] = ()
+    if column_sums:
+        sums = partial_sums.totals(p, queue.pop(0), name=name, interpret=interpret)
     return Rows(arrays, numbers, sums)
 
 

@@ -16,6 +16,16 @@ def sampled(cases):
     return cases if INTERPRET is None else cases[::3]
 
 
+def row_kernels(text):
+    """Kernels of a lowered program, without those that add up what others left."""
+    return text.count("mosaic_gpu_v2") - totals(text)
+
+
+def totals(text):
+    """Launches that add up partial sums."""
+    return text.count("_totals_mosaic_gpu")
+
+
 _erfc = np.vectorize(math.erfc, otypes=[np.float64])
 
 

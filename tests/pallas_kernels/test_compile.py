@@ -40,7 +40,7 @@ def compiled(op, width, target):
     limits = limits_of(target.description)
     kernels = analyse(program).kernels
     found = kernel_resources(program, kernels, limits)
-    (name,) = [kernel.name for kernel in kernels if kernel.emitter == "mosaic_gpu"]
+    name, *_ = [kernel.name for kernel in kernels if kernel.emitter == "mosaic_gpu"]
     return launch.plan(rows, width, dtype), found[name]
 
 
@@ -73,7 +73,8 @@ cases = (("cross_entropy", 7), ("bias_gelu", 256), ("softmax", 769), ("layer_nor
 for op, width in cases:
     launch = catalogue.launches()[op]
     found = aot.compile_program(launch.function, launch.arguments(64, width, "bfloat16"), target)
-    assert found.program.hlo.count('custom_call_target="mosaic_gpu') == 1, op
+    kernels = found.program.hlo.count('custom_call_target="mosaic_gpu')
+    assert kernels == 1 + (op == "layer_norm_backward"), op
 print("done")
 """
 

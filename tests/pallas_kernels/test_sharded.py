@@ -79,8 +79,10 @@ def test_on_eight_cards_that_are_not_there(eight, name):
     with jax.set_mesh(mesh):
         text = jax.jit(run).lower(*given).compile().as_text()
     calls = re.findall(r'= (.*?) custom-call\(.*custom_call_target="mosaic_gpu_v2"', text)
-    assert len(calls) == kernels
-    assert all(shape in call for call in calls)
+    rows = [call for call in calls if shape and shape in call]
+    assert len(rows) == kernels
+    # What all-reduce is given was added up by a kernel, too.
+    assert len(calls) - len(rows) == (reductions if kernels else 0)
     assert not re.search(r" all-gather(-start)?\(", text)
     assert len(re.findall(r"= .*? all-reduce(?:-start)?\(", text)) == reductions
     if not kernels:
