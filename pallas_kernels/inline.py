@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import functools
 import math
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import jax
@@ -212,6 +212,55 @@ def combine_rows(
         ])  # fmt: skip
 
     return tuple(run(ref, slot))
+
+
+def load_own(ref: Any, shape: tuple[int, ...], layout: Any) -> jax.Array:
+    """What `save_own` left."""
+
+    @plgpu.inline_mgpu(
+        arg_types=(plgpu.RefType(),),
+        return_type=plgpu.ShapeDtypeStruct(shape, ref.dtype, layout=layout),
+    )
+    def run(context, ref):
+        del context
+        ref, tiled = _flat(ref), layout.to_mgpu()
+        element = ir.MemRefType(ref.type).element_type
+        registers = np.empty(tiled.registers_shape(shape), object)
+        for number, register in enumerate(np.ndindex(registers.shape)):
+            registers[register] = utils.vector_concat(
+                [
+                    vector.load(ir.VectorType.get((size,), element), ref, [place])
+                    for _, place, size in _own_places(number, tiled.vector_length)
+                ]
+            )
+        return fa.FragmentedArray(_registers=registers, _layout=tiled, _is_signed=None)
+
+    return run(ref)
+
+
+def save_own(ref: Any, block: jax.Array, layout: Any) -> None:
+    """Keeps every thread's registers of a block for itself, without conflicts of banks."""
+
+    @plgpu.inline_mgpu(arg_types=(plgpu.RefType(), layout))
+    def run(context, ref, block):
+        del context
+        ref = _flat(ref)
+        for number, register in enumerate(block.registers.flat):
+            (length,) = ir.VectorType(register.type).shape
+            for at, place, size in _own_places(number, length):
+                part = utils.vector_slice(register, slice(at, at + size))
+                vector.store(part, ref, [place])
+
+    run(ref, plgpu.layout_cast(block, layout))
+
+
+def _own_places(number: int, length: int) -> Iterator[tuple[int, Any, int]]:
+    """Parts of a register, of 16 bytes at most: where each begins in it, its place, its length."""
+    size = min(4, length)
+    lane = arith.remui(utils.thread_idx(), _i32(LANES))
+    for at in range(0, length, size):
+        first = (number * length + at) * LANES
+        yield at, _index(arith.addi(arith.muli(lane, _i32(size)), _i32(first))), size
 
 
 def spread(values: jax.Array, layout: Any, shape: tuple[int, ...], spread_layout: Any) -> jax.Array:

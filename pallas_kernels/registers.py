@@ -62,6 +62,19 @@ class Registers:
                 ref = ref.reshape(self.shape)
             store(ref, plgpu.layout_cast(block, self.layout))
 
+    def load_own(self, ref: Any) -> jax.Array:
+        """An f32 block that `save_own` kept."""
+        if self._simulated:
+            return self.load(ref)
+        return inline.load_own(ref, self.shape, self.layout)
+
+    def save_own(self, ref: Any, block: jax.Array) -> None:
+        """Keeps an f32 block in shared memory, for the threads that have it in their registers."""
+        if self._simulated:
+            self.save(ref, block)
+        else:
+            inline.save_own(ref, block, self.layout)
+
     def zeros(self) -> jax.Array:
         """A block of f32 zeros."""
         return plgpu.layout_cast(jnp.zeros(self.shape, jnp.float32), self.layout)

@@ -298,7 +298,7 @@ def run_rows(
                 place = copies.in_ring(ring, slot, block_start(k))
                 registers.save(place, output.astype(dtype))
             for ref, block in zip(shared_sums, adds[len(sums) :], strict=True):
-                registers.save(in_shared(ref), registers.load(in_shared(ref)) + block)
+                registers.save_own(in_shared(ref), registers.load_own(in_shared(ref)) + block)
             if p.stages > 1:
                 refill()
             if outputs:
@@ -324,13 +324,13 @@ def run_rows(
         registers = registers_of(jnp.int32(0))
         kept = [] if reload else [registers.parameter(ref) for ref in params]
         for ref in shared_sums:
-            registers.save(in_shared(ref), registers.zeros())
+            registers.save_own(in_shared(ref), registers.zeros())
         nothing = [registers.zeros() for _ in range(column_sums - p.shared_sums)]
         ahead = [registers.row_value(ref, block_start(jnp.int32(0))) for ref in per_row]
         _, sums = lax.fori_loop(jnp.int32(0), count, step, (ahead, nothing))
         if later:
             finished.finish(count - 1 - _rem(count - 1, finished.blocks), count, more=False)
-        totals = sums + [registers.load(in_shared(ref)) for ref in shared_sums]
+        totals = sums + [registers.load_own(in_shared(ref)) for ref in shared_sums]
         for number, total in enumerate(totals):
             registers.save_sums(sums_out[0].at[number, walker], total)
         plgpu.wait_smem_to_gmem(0)
