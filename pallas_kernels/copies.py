@@ -1,6 +1,6 @@
 """Rows in device memory, in the ring, and the copies between.
 
-Copies start at multiples of 16 bytes and take multiples of 16 bytes. So there are four ways:
+Copies start at multiples of 16 bytes and take multiples of 16 bytes. So there are five ways:
 
 - Rows of a warp, and rows whose pieces fill the warps of a CTA: [rows, pieces, piece], one copy for
   each.
@@ -10,6 +10,8 @@ Copies start at multiples of 16 bytes and take multiples of 16 bytes. So there a
   bytes. What comes with it of the rows beside is left alone: on the way out, the copy takes the
   multiples of 16 bytes that are inside the row at any lateness, and what is left of its ends, less
   than 16 bytes before and 32 after, is stored element by element.
+- Rows back to back: a block is one range of the flat array. At the end of the array, what is no
+  multiple of 16 bytes is a copy with a tensor map.
 - Rows of a lane: the 128 rows of a block are one range of the flat array, in chunks with a tensor
   map, which knows where the array ends: it reads zeros from there on and writes nothing.
 """
@@ -51,6 +53,8 @@ def arrivals(p: Plan, dtype: Any) -> int:
     """Copies of a stream of `dtype` that fill a warpgroup's part of a slot."""
     if p.cut is Cut.LANE:
         return p.region // _lane_chunk(p)
+    if p.cut is Cut.PACKED:
+        return len(_last_block(p, jnp.dtype(dtype).itemsize))
     if not p.flat:
         return -(-p.groups * WARPS // MOST_COPIED) if p.cut is Cut.CTA else 1
     if jnp.dtype(dtype).itemsize != p.itemsize:
@@ -60,6 +64,19 @@ def arrivals(p: Plan, dtype: Any) -> int:
 
 def _lane_chunk(p: Plan) -> int:
     return MOST_COPIED if p.region % MOST_COPIED == 0 else LANES
+
+
+def _last_block(p: Plan, itemsize: int) -> list[tuple[int, int]]:
+    """Start and length of the copies of the last block of rows back to back.
+
+    Only the first is a multiple of 16 bytes for sure, or all of the block.
+    """
+    length = (p.rows - (p.blocks - 1) * p.rows_per_block) * p.width
+    unit = TENSOR_COPY_BYTES // itemsize
+    if length * itemsize % COPY_BYTES == 0:
+        return [(0, length)]
+    inside = length // unit * unit
+    return [(0, inside)] * (inside > 0) + [(inside, length - inside)]
 
 
 def _pieces_of_masks(p: Plan, columns: int) -> list[tuple[int, int]]:
@@ -115,6 +132,15 @@ class Copies:
         elif p.cut is Cut.WARP:
             block = source.at[pl.ds(row, p.rows_per_block)]
             plgpu.copy_gmem_to_smem(block, ring.at[slot], barrier)
+        elif p.cut is Cut.PACKED:
+            self._by_block(
+                row,
+                jnp.dtype(ring.dtype).itemsize,
+                lambda at, size, cut: self._packed_in(
+                    source, row * p.width, ring, slot, barrier, at, size, cut
+                ),
+                lambda missing: self._arrive(barrier, missing),
+            )
         elif not p.flat:
             everyone = self.part * p.warpgroups + self.group
             target = ring.at[slot, self._my_pieces(self.group)]
@@ -137,6 +163,14 @@ class Copies:
         elif p.cut is Cut.WARP:
             block = out.at[pl.ds(row, p.rows_per_block)]
             plgpu.copy_smem_to_gmem(ring.at[slot], block, commit_group=False)
+        elif p.cut is Cut.PACKED:
+            self._by_block(
+                row,
+                p.itemsize,
+                lambda at, size, cut: self._packed_out(
+                    ring, slot, out, row * p.width, at, size, cut
+                ),
+            )
         elif not p.flat:
             everyone = self.part * p.warpgroups + self.group
             source = ring.at[slot, self._my_pieces(self.group)]
@@ -194,6 +228,70 @@ class Copies:
         pl.when(mine == last)(lambda: copy(last * p.span, rest))
         if last < p.parts * p.warpgroups - 1:
             pl.when(mine > last)(nothing)
+
+    def _by_block(
+        self,
+        row: Any,
+        itemsize: int,
+        copy: Callable[[int, int, bool], None],
+        rest: Callable[[int], None] = lambda missing: None,
+    ) -> None:
+        """Calls `copy` for what the block of rows back to back that begins with `row` has.
+
+        Its arguments are where a copy begins in the block, its length, and whether that is no
+        multiple of 16 bytes; `rest` gets the number of copies by which these are fewer than those
+        of the last block.
+        """
+        p = self.plan
+        last = _last_block(p, itemsize)
+        length = p.rows_per_block * p.width
+
+        def whole() -> None:
+            copy(0, length, False)
+            rest(len(last) - 1)
+
+        def up_to_end() -> None:
+            for at, size in last:
+                copy(at, size, size * itemsize % COPY_BYTES > 0)
+
+        if last == [(0, length)]:
+            whole()
+        else:
+            end = p.rows - p.rows_per_block
+            pl.when(row <= end)(whole)
+            pl.when(row > end)(up_to_end)
+
+    def _packed_in(
+        self,
+        source: Any,
+        first: Any,
+        ring: Any,
+        slot: Any,
+        barrier: Any,
+        at: int,
+        size: int,
+        cut: bool,
+    ) -> None:
+        mode = plgpu.OOBFillMode.ZEROS if cut else plgpu.OOBFillMode.PROMISE_IN_BOUNDS
+        if not self.simulated:
+            quantum = COPY_BYTES // jnp.dtype(ring.dtype).itemsize
+            size = -(-size // quantum) * quantum
+        plgpu.copy_gmem_to_smem(
+            source.at[pl.ds(first + at, size)],
+            ring.at[slot, pl.ds(at, size)],
+            barrier,
+            oob_mode=None if self.simulated else mode,
+        )
+
+    def _packed_out(
+        self, ring: Any, slot: Any, out: Any, first: Any, at: int, size: int, cut: bool
+    ) -> None:
+        if cut and not self.simulated:
+            size = -(-size // self.plan.quantum) * self.plan.quantum
+            inline.copy_out_up_to_end(ring.at[slot, pl.ds(at, size)], out, first + at, size)
+            return
+        target = out.at[pl.ds(first + at, size)]
+        plgpu.copy_smem_to_gmem(ring.at[slot, pl.ds(at, size)], target, commit_group=False)
 
     def _range_in(
         self, source: Any, row: Any, ring: Any, slot: Any, barrier: Any, at: int | None, size: int

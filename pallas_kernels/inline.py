@@ -31,7 +31,6 @@ def gather(ref: Any, places: jax.Array, layout: Any) -> jax.Array:
 
     Places (int32) and result are register arrays of `layout`; integers are signed.
     """
-    signed = True if jnp.issubdtype(ref.dtype, jnp.integer) else None
 
     @plgpu.inline_mgpu(
         arg_types=(plgpu.RefType(), layout),
@@ -41,7 +40,9 @@ def gather(ref: Any, places: jax.Array, layout: Any) -> jax.Array:
         del context
         ref = _flat(ref)
         return places.foreach(
-            lambda place, _: memref.load(ref, [_index(place)]), create_array=True, is_signed=signed
+            lambda place, _: memref.load(ref, [_index(place)]),
+            create_array=True,
+            is_signed=signedness(ir.MemRefType(ref.type).element_type),
         )
 
     return run(ref, places)
@@ -106,8 +107,8 @@ def leave(
         for number, array in enumerate(values):
 
             def store(value, index, number=number):
-                place = arith.muli(_as_i32(index[0]), _i32(strides[1]))
-                place = arith.addi(place, arith.addi(base, _i32(number * strides[0])))
+                place = arith.muli(_as_i32(index[0]), i32(strides[1]))
+                place = arith.addi(place, arith.addi(base, i32(number * strides[0])))
                 memref.store(value, ref, [_index(place)])
 
             array.foreach(store)
@@ -138,8 +139,8 @@ def combine(
     def run(context, ref, *bases):
         del context
         ref = _flat(ref)
-        lane = arith.remui(utils.thread_idx(), _i32(lanes))
-        mine = arith.minui(lane, _i32(parts - 1))
+        lane = arith.remui(utils.thread_idx(), i32(lanes))
+        mine = arith.minui(lane, i32(parts - 1))
         values = [
             _splat(memref.load(ref, [_index(arith.addi(base.registers.item(), mine))]))
             for base in bases
@@ -154,7 +155,7 @@ def combine(
 
         def total(value):
             if lanes > parts:
-                inside = arith.cmpi(LESS, lane, _i32(parts))
+                inside = arith.cmpi(LESS, lane, i32(parts))
                 zero = utils.c(0.0, value.registers.item().type)
                 value = _splat(arith.select(inside, value.registers.item(), zero))
             return across(value, lambda one, other: one + other)
@@ -192,9 +193,9 @@ def combine_rows(
         def load(value, part):
             there, row = here, value * parts + part
             if of_ctas:
-                there, row = utils.get_cluster_ref(here, gpu.Dimension.x, _index(_i32(part))), value
+                there, row = utils.get_cluster_ref(here, gpu.Dimension.x, _index(i32(part))), value
             return slot.foreach(
-                lambda place, _: memref.load(there, [_index(arith.addi(place, _i32(row * slots)))]),
+                lambda place, _: memref.load(there, [_index(arith.addi(place, i32(row * slots)))]),
                 create_array=True,
             )
 
@@ -257,10 +258,10 @@ def save_own(ref: Any, block: jax.Array, layout: Any) -> None:
 def _own_places(number: int, length: int) -> Iterator[tuple[int, Any, int]]:
     """Parts of a register, of 16 bytes at most: where each begins in it, its place, its length."""
     size = min(4, length)
-    lane = arith.remui(utils.thread_idx(), _i32(LANES))
+    lane = arith.remui(utils.thread_idx(), i32(LANES))
     for at in range(0, length, size):
         first = (number * length + at) * LANES
-        yield at, _index(arith.addi(arith.muli(lane, _i32(size)), _i32(first))), size
+        yield at, _index(arith.addi(arith.muli(lane, i32(size)), i32(first))), size
 
 
 def spread(values: jax.Array, layout: Any, shape: tuple[int, ...], spread_layout: Any) -> jax.Array:
@@ -309,56 +310,62 @@ def only(
     otherwise: float,
     layout: Any,
     always: range,
+    rows: Any = None,
 ) -> jax.Array:
     """The block, with `otherwise` outside of the `count` places from `first` on.
 
-    A place is an index into the flattened block; those in `always` are known to be inside. One
-    logical operation on 4 bytes does for one element or two, where `jnp.where` takes an instruction
-    or more for each.
+    A place is an index into the flattened block, or, where `first` is an array, the layout of which
+    is then `rows`, into the flattened row; those in `always` are known to be inside. One logical
+    operation on 4 bytes does for one element or two, where `jnp.where` takes an instruction or more
+    for each.
     """
     dtype = jnp.dtype(block.dtype)
-    size = 4 // dtype.itemsize
-    bits = int.from_bytes(size * np.asarray(otherwise, dtype).tobytes(), "little")
     strides = [math.prod(block.shape[axis + 1 :]) for axis in range(len(block.shape))]
+    pieces = 0 if rows is None else 1  # the axis that registers go along
+    strides[:pieces] = [0] * pieces
 
     @plgpu.inline_mgpu(
-        arg_types=(layout, plgpu.Layout.WG_SPLAT()),
+        arg_types=(layout, rows or plgpu.Layout.WG_SPLAT()),
         return_type=plgpu.ShapeDtypeStruct(block.shape, dtype, layout=layout),
     )
     def run(context, block, first):
         del context
         first = first.registers.item()
-        end = arith.addi(first, _i32(count))
+        if rows is not None:
+            first = vector.extract(first, [], ir.DenseI64ArrayAttr.get([0]))
+        end = arith.addi(first, i32(count))
         chosen = block.registers.copy()
         indices = block.layout.thread_idxs(block.shape)
         for register, index in zip(np.ndindex(chosen.shape), indices, strict=True):
-            begin = register[0] * strides[0]
-            if begin in always and begin + strides[0] - 1 in always:
+            begin = register[pieces] * strides[pieces]
+            if begin in always and begin + strides[pieces] - 1 in always:
                 continue
-            place = _i32(0)
+            place = i32(0)
             for axis, stride in zip(index, strides, strict=True):
-                place = arith.addi(place, arith.muli(_as_i32(axis), _i32(stride)))
+                place = arith.addi(place, arith.muli(_as_i32(axis), i32(stride)))
             (length,) = ir.VectorType(chosen[register].type).shape
-            words = utils.bitcast(
-                chosen[register], ir.VectorType.get((length // size,), place.type)
-            )
-            for word in range(length // size):
-                mask = _i32(0)
+            size = min(length, 4 // dtype.itemsize)
+            width = 8 * dtype.itemsize
+            word = ir.IntegerType.get_signless(size * width)
+            bits = int.from_bytes(size * np.asarray(otherwise, dtype).tobytes(), "little")
+            words = utils.bitcast(chosen[register], ir.VectorType.get((length // size,), word))
+            for number in range(length // size):
+                mask = _bits(0, word)
                 for part in range(size):
-                    at = arith.addi(place, _i32(word * size + part))
+                    at = arith.addi(place, i32(number * size + part))
                     inside = arith.andi(
                         arith.cmpi(GREATER_EQUAL, at, first), arith.cmpi(LESS, at, end)
                     )
-                    ones = (2 ** (32 // size) - 1) << (32 // size * part)
-                    mask = arith.ori(mask, arith.select(inside, _i32(ones), _i32(0)))
-                at_word = ir.DenseI64ArrayAttr.get([word])
+                    ones = _bits((2**width - 1) << (width * part), word)
+                    mask = arith.ori(mask, arith.select(inside, ones, _bits(0, word)))
+                at_word = ir.DenseI64ArrayAttr.get([number])
                 kept = arith.andi(vector.extract(words, [], at_word), mask)
-                others = arith.andi(arith.xori(mask, _i32(-1)), _i32(bits))
+                others = arith.andi(arith.xori(mask, _bits(-1, word)), _bits(bits, word))
                 words = vector.insert(arith.ori(kept, others), words, [], at_word)
             chosen[register] = utils.bitcast(words, chosen[register].type)
         return type(block)(_registers=chosen, _layout=block.layout, _is_signed=block.is_signed)
 
-    return run(plgpu.layout_cast(block, layout), jnp.int32(first))
+    return run(plgpu.layout_cast(block, layout), jnp.asarray(first, jnp.int32))
 
 
 def store_ends(
@@ -382,14 +389,14 @@ def store_ends(
     def run(context, ring, out, *numbers):
         del context
         in_ring, in_out, first, end = (number.registers.item() for number in numbers)
-        lane = arith.remui(utils.thread_idx(), _i32(LANES))
+        lane = arith.remui(utils.thread_idx(), i32(LANES))
         place, lanes = lane, 0
         for start, stop in ranges:
-            beyond = arith.cmpi(GREATER_EQUAL, lane, _i32(lanes))
-            place = arith.select(beyond, arith.addi(lane, _i32(start - lanes)), place)
+            beyond = arith.cmpi(GREATER_EQUAL, lane, i32(lanes))
+            place = arith.select(beyond, arith.addi(lane, i32(start - lanes)), place)
             lanes += stop - start
         inside = arith.andi(arith.cmpi(GREATER_EQUAL, place, first), arith.cmpi(LESS, place, end))
-        with utils.when(arith.andi(inside, arith.cmpi(LESS, lane, _i32(lanes)))):
+        with utils.when(arith.andi(inside, arith.cmpi(LESS, lane, i32(lanes)))):
             value = memref.load(_flat(ring), [_index(arith.addi(in_ring, place))])
             memref.store(value, out, [_index(arith.addi(in_out, place))])
 
@@ -445,9 +452,19 @@ def _flat(ref: Any) -> Any:
     return utils.memref_reshape(ref, (math.prod(ir.MemRefType(ref.type).shape),))
 
 
-def _i32(value: int) -> Any:
-    wrapped = value - 2**32 if value >= 2**31 else value
-    return utils.c(wrapped, ir.IntegerType.get_signless(32))
+def signedness(element: Any) -> bool | None:
+    """What a register array of such elements says of it: integers here are signed."""
+    return True if isinstance(element, ir.IntegerType) else None
+
+
+def i32(value: int) -> Any:
+    """A constant, by its 32 bits."""
+    return _bits(value, ir.IntegerType.get_signless(32))
+
+
+def _bits(value: int, word: Any) -> Any:
+    wrapped = value - 2**word.width if value >= 2 ** (word.width - 1) else value
+    return utils.c(wrapped, word)
 
 
 def _as_i32(index: Any) -> Any:

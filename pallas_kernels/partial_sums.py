@@ -109,11 +109,34 @@ def totals(
       interpret: as of the row kernel. A simulated one has few CTAs, and its sums are added up in
         plain JAX.
     """
-    if p.walkers > 1 and p.cut is not Cut.LANE and not (p.shifted or interpret):
-        rows = partials.reshape(len(partials), -1, p.padded)
-        if found := plan_sums(len(rows), rows.shape[1], p.width):
-            return add_up(found, rows, name=f"{name}_totals")
+    if p.walkers > 1 and p.cut is not Cut.LANE and not interpret:
+        lates = _lates(p)
+        rows = partials.reshape(len(partials), -1, len(lates) * p.padded)
+        width = p.width if lates == [0] else rows.shape[-1]
+        if found := plan_sums(len(rows), rows.shape[1], width):
+            sums = add_up(found, rows, name=f"{name}_totals")
+            return tuple(_brought_together(p, lates, one) for one in sums)
     return tuple(column_sum(p, of_one) for of_one in partials)
+
+
+def _lates(p: Plan) -> list[int]:
+    """Where the columns begin in each of the sums that repeat, [padded] each."""
+    if p.mixes_rows:
+        return [p.late_in_warp(warp) for warp in range(WARPS)]
+    if p.shifted and p.walkers % p.period == 0:
+        return [p.late(cta) for cta in range(p.period)]
+    if p.shifted:
+        return [p.late(cta) for cta in range(p.walkers)]
+    return [0]
+
+
+def _brought_together(p: Plan, lates: Sequence[int], sums: jax.Array) -> jax.Array:
+    if len(lates) == 1:
+        return sums
+    rows = sums.reshape(len(lates), p.padded)
+    return functools.reduce(
+        jnp.add, [row[late : late + p.width] for row, late in zip(rows, lates, strict=True)]
+    )
 
 
 def add_up(

@@ -18,6 +18,9 @@ What a block is depends on the width:
   reductions stay inside a thread.
 - **a row per warp** (`Cut.WARP`): a few rows, each warp takes every fourth one. Reductions stay
   inside a warp, nothing is exchanged. For narrow rows of whole pieces.
+- **a row per warp, of rows back to back** (`Cut.PACKED`): for all other narrow rows. A block is so
+  many rows that they are a multiple of 16 bytes together: one range of the flat array, whose rows
+  start anywhere in it. Four of them are in registers at a time, one in each warp.
 - **a row per CTA** (`Cut.CTA`): one row, or one of its `parts`, over all warps of a CTA; each warp
   reduces its part and the results meet in shared memory. A row that is cut into parts has the CTAs
   of a cluster, which exchange their results too, or, where nothing is reduced along rows, simply
@@ -26,6 +29,10 @@ What a block is depends on the width:
 A row is seen as pieces: a piece is one load of a warp, `vector` elements (up to 16 bytes) to each
 lane. Where pieces do not fill the warps, what is past the end of the row is masked in reductions
 and never copied. `copies` has the ways between device memory and the ring.
+
+Of a block of rows back to back, each row starts some elements after a multiple of `vector`, and
+always as many in one warp, since four rows are such a multiple: what belongs to columns has one
+place in a warp's registers.
 
 A row of a CTA that is no multiple of 16 bytes starts `late`, some elements after a multiple of 16
 bytes. It is seen through a window that starts there: registers hold elements at their places in the
@@ -68,6 +75,7 @@ SMS = 132
 # H200 says 15 clusters of 8 and 30 of 4; one more of them would start when all others are done.
 SMS_OF_CLUSTERS = {1: SMS, 2: SMS, 4: 120, 8: 120}
 MAX_WARPGROUPS = 8
+MOST_PACKED = 1536  # columns up to which rows back to back are the choice where nobody measured
 MOST_IN_CTA = 32768  # columns, 32 for each thread of the largest CTA
 # Where columns have nothing to do with each other, a wide row is as many narrow ones: parts of
 # about this width ran fastest for most.
@@ -88,6 +96,7 @@ class Cut(enum.Enum):
 
     LANE = "lane"
     WARP = "warp"
+    PACKED = "packed"
     CTA = "CTA"
 
 
@@ -105,7 +114,7 @@ class Plan:
       parts: column ranges of a row, each for a CTA of its own.
       cluster: whether the CTAs of the parts are a cluster and exchange what they reduced.
       warpgroups: warpgroups (128 threads each) per CTA; each owns an equal range of columns.
-      groups: pieces of a row that one warp holds.
+      groups: pieces of a row that one warp holds; where `cut` is `Cut.CTA` or `Cut.PACKED`.
       piece: elements that a warp loads at once.
       vector: neighbouring elements that one lane loads at a time.
       shared_sums: sums along columns that are kept in shared memory, for want of registers.
@@ -141,6 +150,8 @@ class Plan:
     @property
     def span(self) -> int:
         """Columns that one warpgroup holds, padding included; at least two, for layouts' sake."""
+        if self.cut is Cut.PACKED:
+            return self.groups * self.piece
         return self.groups * WARPS * self.piece if self.cut is Cut.CTA else max(2, self.width)
 
     @property
@@ -151,7 +162,22 @@ class Plan:
     @property
     def flat(self) -> bool:
         """Whether rows are copied as ranges of the flat array, instead of as whole pieces."""
-        return self.cut is Cut.LANE or self.padded != self.width
+        return self.cut in (Cut.LANE, Cut.PACKED) or self.padded != self.width
+
+    @property
+    def ends_short(self) -> bool:
+        """Whether the last block may have fewer rows, instead of some of the block before it."""
+        return self.cut in (Cut.LANE, Cut.PACKED)
+
+    @property
+    def turns(self) -> int:
+        """Times that a CTA goes through rows to be done with a block."""
+        return self.rows_per_block // WARPS if self.cut is Cut.PACKED else 1
+
+    @property
+    def rows_at_once(self) -> int:
+        """Rows that are in registers at a time."""
+        return self.rows_per_block // self.turns
 
     @property
     def shifted(self) -> bool:
@@ -187,6 +213,20 @@ class Plan:
         """Elements by which a row starts after a multiple of 16 bytes."""
         return row * self.width & (self.quantum - 1) if self.shifted else 0
 
+    def late_in_warp(self, warp: Any) -> Any:
+        """Elements by which a warp's rows of a block start after a multiple of `vector`."""
+        return warp * self.width & (self.vector - 1)
+
+    @property
+    def most_late_in_warp(self) -> int:
+        """The most elements by which rows back to back do."""
+        return self.vector - math.gcd(self.width, self.vector)
+
+    @property
+    def mixes_rows(self) -> bool:
+        """Whether warps load elements of rows that other warps store."""
+        return self.cut is Cut.PACKED and self.most_late_in_warp > 0
+
     @property
     def registers(self) -> int:
         """What a lane has for values that it keeps from block to block."""
@@ -203,7 +243,9 @@ class Plan:
         """Elements that a warpgroup has of a ring slot."""
         if self.cut is Cut.CTA:
             return self.span + (LANES if self.masks_shifted else 0)
-        return self.rows_per_block * self.width
+        length = self.rows_per_block * self.width
+        # Copies with a tensor map, which end the array, land at multiples of 128 bytes.
+        return -(-length // LANES) * LANES if self.cut is Cut.PACKED else length
 
     @property
     def slot(self) -> int:
@@ -215,6 +257,8 @@ class Plan:
         """Elements of one block and stream that one lane holds in registers."""
         if self.cut is Cut.CTA:
             return self.span // LANES
+        if self.cut is Cut.PACKED:
+            return self.span // WARP
         return self.rows_per_block * self.width // LANES
 
 
@@ -307,16 +351,24 @@ def plan_rows(
             of_width, column_bytes, held
         )
     columns = Columns(parts=1, warpgroups=1, groups=0, piece=1)
+    whole = width % 64 == 0
+    rows_per_block = tuning.rows_per_block
+    if not whole:
+        least = _rows_of_a_multiple(width, 1 if masks else itemsize)
+        rows_per_block = -(-rows_per_block // least) * least
     if width < NARROW:
         cut, rows_per_block = Cut.LANE, LANES
     elif (
         tuning.rows_per_block > 1
         and width == of_width
-        and width % 64 == 0
-        and rows >= tuning.rows_per_block
+        and rows >= rows_per_block
+        and (whole or 2 * rows_per_block * width * column_bytes <= SHARED_OF_RING)
     ):
-        cut, rows_per_block = Cut.WARP, tuning.rows_per_block
-        columns = dataclasses.replace(columns, piece=_warp_piece(width, itemsize))
+        cut = Cut.WARP if whole else Cut.PACKED
+        if whole:
+            columns = dataclasses.replace(columns, piece=_warp_piece(width, itemsize))
+        else:
+            columns = _packed_columns(width, itemsize)
     else:
         cut, rows_per_block = Cut.CTA, 1
         if reduces:
@@ -406,6 +458,8 @@ def default_tuning(width: int, bytes_per_column: int, held: int) -> Tuning:
     """
     if width <= 512:
         return Tuning(width, rows_per_block=4, warpgroups=1, ctas_per_sm=6, stages=3)
+    if width <= MOST_PACKED and width % 64:
+        return Tuning(width, rows_per_block=4, warpgroups=1, ctas_per_sm=4, stages=2)
     most = 64 if held <= 1 else 32 if held <= 4 else 16
     parts = 1
     while parts < MAX_CLUSTER and width > parts * 4 * LANES * most:
@@ -467,3 +521,28 @@ def _warp_piece(width: int, itemsize: int) -> int:
     """The longest piece of which a row holds at least two: layouts have no axis of one."""
     longest = WARP * 16 // itemsize
     return next(c for c in (256, 128, 64, 32) if c <= longest and width % c == 0 and width > c)
+
+
+def _rows_of_a_multiple(width: int, itemsize: int) -> int:
+    """Rows, one or more for each warp, that are a multiple of 16 bytes together."""
+    quantum = COPY_BYTES // itemsize
+    return max(WARPS, quantum // math.gcd(width, quantum))
+
+
+def _packed_columns(width: int, itemsize: int) -> Columns:
+    """The least work on rows back to back: long vectors save instructions, short ones padding."""
+
+    def groups(vector: int) -> int:
+        most_late = vector - math.gcd(width, vector)
+        # At least two: layouts have no axis of one.
+        return max(2, -(-(width + most_late) // (WARP * vector)))
+
+    vectors = [
+        vector
+        for vector in (1, 2, 4, 8)
+        # All rows of a warp, which are four apart, are then equally late.
+        if vector * itemsize <= COPY_BYTES and WARPS * width % vector == 0
+    ]
+    # Of some 12 instructions for an element, 3 load and store a vector.
+    best = min(vectors, key=lambda vector: groups(vector) * vector * (9 + 3 / vector))
+    return Columns(parts=1, warpgroups=1, groups=groups(best), piece=WARP * best)

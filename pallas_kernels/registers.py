@@ -12,7 +12,7 @@ from jax import lax
 from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
-from pallas_kernels import inline
+from pallas_kernels import inline, packed
 from pallas_kernels.exchange import Parts
 from pallas_kernels.plan import LANES, WARP, WARPS, Cut, Plan
 
@@ -39,8 +39,12 @@ class Registers:
         self._first_place = (part * plan.warpgroups + group) * plan.span
         self.shape, self.layout = shape_and_layout(plan)
 
-    def load(self, ref: Any) -> jax.Array:
-        """A block, from its place in shared memory."""
+    def load(self, ref: Any, turn: Any = 0) -> jax.Array:
+        """A block, or the rows of one of its turns, from its place in shared memory."""
+        if self._plan.cut is Cut.PACKED:
+            if self._simulated:
+                return packed.simulated_load(self._plan, ref, turn)
+            return packed.load(self._plan, ref, turn, self.layout)
         if self._plan.width == 1:  # layouts have no axis of one: a second column is padding
             return self.spread(plgpu.load(ref, layout=self.layout.reduce(1), optimized=False))
         # The simulation cannot reshape references.
@@ -50,9 +54,14 @@ class Registers:
             ref = ref.reshape(self.shape)
         return plgpu.load(ref, layout=self.layout, optimized=False)
 
-    def save(self, ref: Any, block: jax.Array) -> None:
-        """Stores a block in its place in shared memory."""
-        if self._plan.width == 1:
+    def save(self, ref: Any, block: jax.Array, turn: Any = 0) -> None:
+        """Stores a block, or the rows of one of its turns, in its place in shared memory."""
+        if self._plan.cut is Cut.PACKED:
+            if self._simulated:
+                packed.simulated_save(self._plan, ref, turn, block)
+            else:
+                packed.save(self._plan, ref, turn, block, self.layout)
+        elif self._plan.width == 1:
             first = jnp.where(self.iota(1) == 0, block.astype(jnp.float32), jnp.float32(0))
             store(ref, jnp.sum(first, axis=1).astype(block.dtype))
         elif self._simulated:
@@ -82,7 +91,7 @@ class Registers:
     def parameter(self, ref: Any) -> jax.Array:
         """A parameter as a block, from device memory; see `parameter_view`."""
         p = self._plan
-        if p.shifted:
+        if p.shifted or p.cut is Cut.PACKED:
             column = jnp.clip(self.columns(), 0, p.width - 1)  # beside the row, any will do
             if self._simulated:
                 return jnp.take(ref[...], column)
@@ -99,12 +108,25 @@ class Registers:
         p = self._plan
         if p.cut is Cut.CTA:
             return ref[row]
+        if p.cut is Cut.PACKED:
+            rows = jnp.minimum(row + self.rows(), p.rows - 1)
+            if self._simulated:
+                return jnp.take(ref[...], rows)
+            return inline.gather(ref, rows, self._layout_of_rows())
         values = ref.at[pl.ds(row, p.rows_per_block)]
         return plgpu.load(values, layout=self._layout_of_rows(), optimized=False)
 
     def save_row_value(self, ref: Any, row: Any, value: jax.Array) -> None:
         """Stores a row value of the block that begins with `row` in device memory."""
         p = self._plan
+        if p.cut is Cut.PACKED:
+            rows = row + self.rows()
+            if not self._simulated:
+                inline.scatter(ref, rows, value, rows < p.rows, self._layout_of_rows())
+            for number in range(WARPS if self._simulated else 0):
+                one = functools.partial(ref.__setitem__, row + number, value[number])
+                pl.when(row + number < p.rows)(one)
+            return
         if p.cut is not Cut.CTA:
             store(ref.at[pl.ds(row, p.rows_per_block)], value)
             return
@@ -130,11 +152,18 @@ class Registers:
         """Indices along an axis of the block."""
         return plgpu.broadcasted_iota(jnp.int32, self.shape, axis, layout=self.layout)
 
+    def rows(self) -> jax.Array:
+        """Numbers of the rows, from 0, as a row value; of blocks of several rows."""
+        layout = self._layout_of_rows()
+        return plgpu.broadcasted_iota(jnp.int32, self.shape[:1], 0, layout=layout)
+
     def columns(self) -> jax.Array:
         """The column of every element; outside of 0 ... width - 1 beside the row."""
         p = self._plan
         if p.cut is Cut.LANE:
             return self.iota(1)
+        if p.cut is Cut.PACKED:
+            return self.iota(1) * p.piece + self.iota(2) - self.spread(self._late_rows())
         axes = (0, 1, 2) if p.cut is Cut.CTA else (1, 2)
         strides = (WARPS * p.piece, p.piece, 1)[-len(axes) :]
         return (
@@ -148,10 +177,16 @@ class Registers:
         p = self._plan
         if p.padded == p.width:
             return block
-        if self._simulated or p.cut is not Cut.CTA:
+        if self._simulated or p.cut is Cut.LANE:
             column = self.columns()
             inside = (column >= 0) & (column < p.width)
             return jnp.where(inside, block, jnp.asarray(otherwise, block.dtype))
+        if p.cut is Cut.PACKED:
+            always = range(p.most_late_in_warp, p.width)
+            rows = self._layout_of_rows()
+            return inline.only(
+                block, self._late_rows(), p.width, otherwise, self.layout, always, rows
+            )
         # Before the warpgroup in which the row ends, all is inside but the start of the window.
         last, end = divmod(p.width, p.span)
         everyone_has = end if last == p.parts * p.warpgroups - 1 else 0
@@ -198,6 +233,12 @@ class Registers:
         """Of a value of each row, or of each warp's part of it."""
         return self.layout.reduce(1) if self._plan.cut is Cut.CTA else self._layout_of_rows()
 
+    def _late_rows(self) -> jax.Array:
+        """Elements by which the rows back to back start after a multiple of a vector."""
+        if self._plan.most_late_in_warp == 0:  # what is left of the numbers of rows has no layout
+            return plgpu.layout_cast(jnp.zeros(self.shape[:1], jnp.int32), self._layout_of_rows())
+        return self._plan.late_in_warp(self.rows())
+
     def _layout_of_rows(self) -> Any:
         across = range(len(self.shape) - 1, 0, -1)
         return functools.reduce(lambda found, axis: found.reduce(axis), across, self.layout)
@@ -209,9 +250,9 @@ def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
         tiling: tuple[tuple[int, ...], ...] = ((LANES, 1), (WARP, 1))
         shape: tuple[int, ...] = (LANES, p.span)
         warp_dim = -4
-    elif p.cut is Cut.WARP:
+    elif p.cut in (Cut.WARP, Cut.PACKED):
         tiling = ((WARPS, 1, p.piece), (p.vector,))
-        shape = (p.rows_per_block, p.width // p.piece, p.piece)
+        shape = (p.rows_at_once, p.groups or p.width // p.piece, p.piece)
         warp_dim = -4
     else:
         tiling = ((WARPS, p.piece), (p.vector,))
@@ -230,7 +271,7 @@ def shape_and_layout(p: Plan) -> tuple[tuple[int, ...], Any]:
 
 def parameter_view(p: Plan, parameter: jax.Array) -> jax.Array:
     """A [width] parameter as `Registers.parameter` takes it."""
-    if p.shifted:
+    if p.shifted or p.cut is Cut.PACKED:
         return parameter
     if p.padded != p.width:
         parameter = jnp.pad(parameter, (0, p.padded - p.width))
@@ -260,13 +301,21 @@ def column_sum(p: Plan, partials: jax.Array) -> jax.Array:
             partials = lax.optimization_barrier(partials.sum(0))
         found = [row[p.late(cta) : p.late(cta) + p.width] for cta, row in enumerate(partials)]
         return functools.reduce(jnp.add, found)
+    if p.cut is Cut.PACKED:
+        partials = partials.reshape(count, WARPS, p.span)
+        rows_of_block = ()
     if count > WARP:
         # In two steps: XLA sums few columns with few CTAs.
         first = max(n for n in range(1, WARP + 1) if count % n == 0)
         partials = partials.reshape(first, count // first, *partials.shape[1:])
         partials = lax.optimization_barrier(partials.sum((1, *(a + 1 for a in rows_of_block))))
         rows_of_block = ()
-    return partials.sum((0, *rows_of_block)).reshape(p.padded)[: p.width]
+    total = partials.sum((0, *rows_of_block))
+    if p.cut is Cut.PACKED:
+        lates = map(p.late_in_warp, range(WARPS))
+        found = [row[late : late + p.width] for row, late in zip(total, lates, strict=True)]
+        return functools.reduce(jnp.add, found)
+    return total.reshape(p.padded)[: p.width]
 
 
 def store(ref: Any, values: jax.Array) -> None:

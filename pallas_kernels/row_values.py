@@ -126,17 +126,17 @@ class RowValues:
         """Blocks that there is room for."""
         return _slots(self._plan) // self._plan.rows_per_block
 
-    def leave(self, k: Any, registers: Registers, partials: Sequence[jax.Array]) -> None:
-        """Leaves what a warp has of the rows of block k."""
+    def leave(self, k: Any, turn: Any, registers: Registers, partials: Sequence[jax.Array]) -> None:
+        """Leaves what a warp has of the rows of a turn of block k."""
         p = self._plan
-        at = lax.rem(k, jnp.int32(self.blocks)) * p.rows_per_block
+        at = lax.rem(k, jnp.int32(self.blocks)) * p.rows_per_block + turn * p.rows_at_once
         of_cta = p.cut is Cut.CTA
         if self._simulated:
             for number, partial in enumerate(partials):
                 if of_cta:
                     self._left[number, pl.ds(self._group * WARPS, WARPS), at] = partial
                 else:
-                    self._left[number, 0, pl.ds(at, p.rows_per_block)] = partial
+                    self._left[number, 0, pl.ds(at, p.rows_at_once)] = partial
             return
         base = at + self._group * WARPS * _slots(p) if of_cta else at
         strides = (_parts(p) * _slots(p), _slots(p) if of_cta else 1)
@@ -169,7 +169,7 @@ class RowValues:
         height = jnp.int32(p.rows_per_block)
         row = self._first_row(begin + lax.div(lane, height)) + lax.rem(lane, height)
         count = (end - begin) * p.rows_per_block
-        inside = lane < count
+        inside = (lane < count) & (row < p.rows)
         row = jnp.where(inside, row, 0)
         inputs = [self._gather(ref, row) for ref in self._row_inputs]
         values = self._later.finish(
@@ -179,15 +179,15 @@ class RowValues:
         )
         for ref, value in zip(self._outputs, values, strict=True):
             if self._simulated:
-                self._simulate_stores(ref, row, value, count)
+                self._simulate_stores(ref, row, value, inside)
             else:
                 inline.scatter(ref, row, value, inside, _layout())
 
-    def _simulate_stores(self, ref: Any, row: jax.Array, value: jax.Array, count: Any) -> None:
-        def store(lane: Any, _: Any) -> None:
-            ref[row[lane]] = value[lane]
+    def _simulate_stores(self, ref: Any, row: jax.Array, value: jax.Array, inside: Any) -> None:
+        def store(lane: Any, nothing: Any) -> None:
+            pl.when(inside[lane])(lambda: ref.__setitem__(row[lane], value[lane]))
 
-        lax.fori_loop(jnp.int32(0), count, store, None)
+        lax.fori_loop(jnp.int32(0), jnp.int32(LANES), store, None)
 
     def _leave_results(self) -> None:
         for number, value in enumerate(self._of_cta()):

@@ -11,7 +11,8 @@ and start the copy of block k + stages - 1 into that slot; start the copies of t
 What keeps threads apart: a thread stores where it loaded from, in its own registers' layout. The
 warps of a warpgroup meet when the last copy out has left (`refill`), before the next copy into its
 slot; and when results are in their slot (`commit_smem`), before the copy out, or a look at what
-others left there. Exchanges have barriers of their own.
+others left there. Exchanges have barriers of their own. Rows back to back are loaded with elements
+of the rows beside, which count for nothing: there, warps meet before and after they store.
 """
 
 from __future__ import annotations
@@ -196,11 +197,11 @@ def run_rows(
             """The first row of this CTA's block k.
 
             The last block is moved up to end with the last row, so that no copy leaves the array:
-            rows in two blocks are computed twice and written twice with the same bits. Only rows
-            of lanes, whose copies know where the array ends, stay where they are.
+            rows in two blocks are computed twice and written twice with the same bits. Only blocks
+            whose copies know where the array ends stay where they are.
             """
-            last = stored_rows - p.rows_per_block if p.cut is Cut.LANE else rows - p.rows_per_block
-            return jnp.minimum(nominal_start(k), last)
+            end = p.blocks * p.rows_per_block if p.ends_short else rows
+            return jnp.minimum(nominal_start(k), end - p.rows_per_block)
 
         def arrival(k):
             return full.at[_rem(k, p.stages) * p.warpgroups + group]
@@ -212,6 +213,12 @@ def run_rows(
         def registers_of(k) -> Registers:
             late = copies.late(block_start(k))
             return Registers(p, part, group, late, simulated=simulated)
+
+        def turn_start(k, turn):
+            return block_start(k) + turn * p.rows_at_once
+
+        def numbers_of(start, registers):
+            return [registers.row_value(ref, start) for ref in per_row]
 
         def row_operations(k, registers, again) -> Row:
             of_block = places.of_block(k)
@@ -232,13 +239,11 @@ def run_rows(
             """This warpgroup's columns of a sum."""
             return ref.at[pl.ds(group * p.span if p.warpgroups > 1 else 0, p.span)]
 
-        def only_once(block, k, registers):
-            """Zero in the rows that another block has too."""
-            if p.rows_per_block == 1 or rows % p.rows_per_block == 0:
-                return block
-            row = block_start(k) + registers.iota(0)
+        def only_once(block, k, turn, registers):
+            """Zero in the rows that another block has too, or that there are not."""
+            row = turn_start(k, turn) + registers.rows()
             mine = (row >= nominal_start(k)) & (row < rows)
-            return jnp.where(mine, block, jnp.float32(0))
+            return jnp.where(registers.spread(mine), block, jnp.float32(0))
 
         if later:
             finished = RowValues(
@@ -254,17 +259,14 @@ def run_rows(
             )
             per_row = []
 
-        def leave(k, registers, partials):
-            if most_blocks > finished.blocks:
+        def make_room(k):
+            if later and most_blocks > finished.blocks:
 
                 @pl.when((k > 0) & (_rem(k, finished.blocks) == 0))
                 def _():
                     finished.finish(k - finished.blocks, k, more=True)
 
-            finished.leave(k, registers, partials)
-
-        def step(k, carry):
-            ahead, sums = carry
+        def step(k, carry, *, partly=False):
             registers = registers_of(k)
 
             def refill():
@@ -277,40 +279,74 @@ def run_rows(
                 def _():
                     fetch(k + p.stages - 1)
 
-            # Numbers of the next block, while this one is on its way.
-            next_ahead = [registers.row_value(ref, block_start(k + 1)) for ref in per_row]
+            if p.turns == 1:
+                # Numbers of the next block, while this one is on its way.
+                ahead = numbers_of(block_start(k + 1), registers)
             if p.stages == 1:  # one slot: its last block must leave before the next can come
                 refill()
             plgpu.barrier_wait(arrival(k))
             slot = _rem(k, p.stages)
 
-            def load():
+            def load(turn):
                 places = [copies.in_ring(ring, slot, block_start(k)) for ring in rings]
-                blocks = [registers.load(place) for place in places]
+                blocks = [registers.load(place, turn) for place in places]
                 return blocks, [registers.parameter(ref) for ref in params] if reload else kept
 
-            blocks, given = load()
-            again = load if crowded else lambda: (blocks, given)
-            result = transform(blocks, given, list(ahead), row_operations(k, registers, again))
-            adds = [only_once(block, k, registers) for block in result.column_values]
-            totals = [total + block for total, block in zip(sums, adds, strict=False)]
-            for ring, output in zip(rings, result.outputs, strict=False):
-                place = copies.in_ring(ring, slot, block_start(k))
-                registers.save(place, output.astype(dtype))
-            for ref, block in zip(shared_sums, adds[len(sums) :], strict=True):
-                registers.save_own(in_shared(ref), registers.load_own(in_shared(ref)) + block)
+            make_room(k)
+
+            def take_turn(turn, carry):
+                """Stores a turn's outputs; returns all that the transform made, and sums."""
+                numbers, sums = carry
+                blocks, given = load(turn)
+                again = functools.partial(load, turn) if crowded else lambda: (blocks, given)
+                result = transform(
+                    blocks, given, list(numbers), row_operations(k, registers, again)
+                )
+                adds = list(result.column_values)
+                if partly:
+                    adds = [only_once(block, k, turn, registers) for block in adds]
+                sums = [total + block for total, block in zip(sums, adds, strict=False)]
+                if p.mixes_rows and not simulated:
+                    inline.warpgroup_barrier()
+                for ring, output in zip(rings, result.outputs, strict=False):
+                    place = copies.in_ring(ring, slot, block_start(k))
+                    registers.save(place, output.astype(dtype), turn)
+                if p.mixes_rows and p.turns > 1 and not simulated:
+                    inline.warpgroup_barrier()
+                for ref, block in zip(shared_sums, adds[len(sums) :], strict=True):
+                    registers.save_own(in_shared(ref), registers.load_own(in_shared(ref)) + block)
+                return result, sums
+
+            def put_row_values(turn, result):
+                if later:
+                    finished.leave(k, turn, registers, result.partials)
+                    return
+                for ref, value in zip(values_out, result.row_values, strict=True):
+                    registers.save_row_value(ref, turn_start(k, turn), value)
+
+            def one_of_turns(turn, carry):
+                last = turn == p.turns - 1
+                following = jnp.where(last, block_start(k + 1), turn_start(k, turn + 1))
+                ahead = numbers_of(following, registers)
+                result, sums = take_turn(turn, carry)
+                put_row_values(turn, result)
+                return ahead, sums
+
+            if p.turns > 1:
+                # A loop: unrolled, registers of several turns would be in use at a time.
+                carry = lax.fori_loop(jnp.int32(0), jnp.int32(p.turns), one_of_turns, carry)
+            else:
+                result, sums = take_turn(0, carry)
+                carry = ahead, sums
             if p.stages > 1:
                 refill()
             if outputs:
                 plgpu.commit_smem()
             for ring, out in zip(rings, outs, strict=False):
                 copies.start_out(ring, slot, out, block_start(k))
-            if later:
-                leave(k, registers, result.partials)
-            else:
-                for ref, value in zip(values_out, result.row_values, strict=True):
-                    registers.save_row_value(ref, block_start(k), value)
-            return next_ahead, totals
+            if p.turns == 1:
+                put_row_values(0, result)
+            return carry
 
         if p.cut is Cut.LANE and not simulated:
             for ring in rings:
@@ -326,8 +362,16 @@ def run_rows(
         for ref in shared_sums:
             registers.save_own(in_shared(ref), registers.zeros())
         nothing = [registers.zeros() for _ in range(column_sums - p.shared_sums)]
-        ahead = [registers.row_value(ref, block_start(jnp.int32(0))) for ref in per_row]
-        _, sums = lax.fori_loop(jnp.int32(0), count, step, (ahead, nothing))
+        ahead = numbers_of(block_start(jnp.int32(0)), registers)
+        # Of the last block, rows may be in another too, or missing. To leave them out of sums takes
+        # several instructions for each element: that block has a loop of its own.
+        partly = column_sums > 0 and rows % p.rows_per_block > 0
+        ends = nominal_start(count - 1) + p.rows_per_block
+        whole = jnp.where(ends > rows, count - 1, count) if partly else count
+        carry = lax.fori_loop(jnp.int32(0), whole, step, (ahead, nothing))
+        if partly:
+            carry = lax.fori_loop(whole, count, functools.partial(step, partly=True), carry)
+        sums = carry[1]
         if later:
             finished.finish(count - 1 - _rem(count - 1, finished.blocks), count, more=False)
         totals = sums + [registers.load_own(in_shared(ref)) for ref in shared_sums]

@@ -17,6 +17,7 @@ from pallas_kernels import catalogue, partial_sums
 from pallas_kernels.partial_sums import IN_FLIGHT, SumsPlan, add_up, plan_sums
 from pallas_kernels.plan import Cut
 from pallas_kernels.registers import column_sum, sums_shape
+from pallas_kernels.tuned import Tuning
 
 BF16, F32 = jnp.bfloat16, jnp.float32
 LAUNCHES = catalogue.launches()
@@ -107,7 +108,7 @@ def test_what_xla_adds_up(count, width):
     [
         ("bias_gelu_backward", 300, 16, 0),  # a row per lane
         ("layer_norm_backward", 300, 256, 1),
-        ("bias_gelu_backward", 300, 769, 0),  # late rows
+        ("bias_gelu_backward", 300, 769, 1),  # late rows
         ("layer_norm_backward", 33, 65536, 1),
         ("rms_norm_backward", 4, 256, 0),  # one CTA
     ],
@@ -121,13 +122,21 @@ def test_launches(op, rows, width, launches):
 
 
 @pytest.mark.parametrize(
-    ("op", "rows", "width", "cut"),
-    [("layer_norm_backward", 999, 1000, Cut.CTA), ("rms_norm_backward", 999, 256, Cut.WARP)],
+    ("op", "width", "rows_per_block", "cut", "walkers", "columns"),
+    [
+        ("layer_norm_backward", 1000, 1, Cut.CTA, 5, 1),
+        ("rms_norm_backward", 256, 4, Cut.WARP, 5, 1),
+        ("rms_norm_backward", 769, 8, Cut.PACKED, 5, 4),  # sums of four warps, each at its place
+        ("layer_norm_backward", 1001, 1, Cut.CTA, 32, 8),  # of rows that are late by 0 to 7
+    ],
 )
-def test_the_sums_of_row_kernels_are_those_that_xla_adds_up(op, rows, width, cut, monkeypatch):
-    p = LAUNCHES[op].plan(rows, width, BF16)
-    p = dataclasses.replace(p, ctas=5 * p.parts)
-    assert p.cut is cut
+def test_the_sums_of_row_kernels_are_those_that_xla_adds_up(
+    op, width, rows_per_block, cut, walkers, columns, monkeypatch
+):
+    wish = Tuning(width, rows_per_block, 1, 1, 2)
+    p = LAUNCHES[op].plan(4000, width, BF16, tuning=wish)
+    p = dataclasses.replace(p, ctas=walkers * p.parts)
+    assert (p.cut, p.walkers) == (cut, walkers)
     given = np.random.default_rng(0).normal(size=(2, p.walkers, *sums_shape(p)))
     given = jnp.asarray(given, F32)
     seen = []
@@ -138,8 +147,8 @@ def test_the_sums_of_row_kernels_are_those_that_xla_adds_up(op, rows, width, cut
 
     monkeypatch.setattr(partial_sums, "add_up", simulated)
     totals = jax.jit(functools.partial(partial_sums.totals, p, name=op))(given)
-    rows_of_block = p.rows_per_block if cut is Cut.WARP else 1
-    assert seen == [(f"{op}_totals", (2, 5 * rows_of_block, p.padded))]
+    count = given[0].size // (columns * p.padded)
+    assert seen == [(f"{op}_totals", (2, count, columns * p.padded))]
     for found, of_one in zip(totals, given, strict=True):
         np.testing.assert_allclose(found, column_sum(p, of_one), rtol=0, atol=1e-5)
 
