@@ -202,7 +202,7 @@ class Plan:
     @property
     def steady(self) -> bool:
         """Whether all rows of a CTA are equally late."""
-        return not self.run and (self.walkers % self.period == 0 or self.walkers >= self.blocks)
+        return self.walkers % self.period == 0 or self.walkers >= self.blocks
 
     @property
     def window(self) -> int:
@@ -416,7 +416,7 @@ def plan_rows(
     sms = SMS_OF_CLUSTERS[parts] if plan.cluster else SMS
     walkers = max(1, sms * ctas_per_sm // parts)
     run = tuning.run
-    if sums or (plan.shifted and by_column) or plan.masks_shifted or cut is Cut.LANE:
+    if sums or plan.shifted or plan.masks_shifted or cut is Cut.LANE:
         run = 0
     elif was_measured and plan.blocks * parts < TURNS * run * sms:
         run = 0  # it was measured where every multiprocessor has many runs
