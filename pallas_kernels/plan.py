@@ -224,8 +224,13 @@ class Plan:
 
     @property
     def mixes_rows(self) -> bool:
-        """Whether warps load elements of rows that other warps store."""
+        """Whether warps load elements of the rows beside theirs."""
         return self.cut is Cut.PACKED and self.most_late_in_warp > 0
+
+    @property
+    def mixes_lanes(self) -> bool:
+        """Whether threads load elements that other threads store."""
+        return self.cut is Cut.PACKED and self.padded != self.width
 
     @property
     def registers(self) -> int:

@@ -12,7 +12,7 @@ What keeps threads apart: a thread stores where it loaded from, in its own regis
 warps of a warpgroup meet when the last copy out has left (`refill`), before the next copy into its
 slot; and when results are in their slot (`commit_smem`), before the copy out, or a look at what
 others left there. Exchanges have barriers of their own. Rows back to back are loaded with elements
-of the rows beside, which count for nothing: there, warps meet before and after they store.
+that other threads store, and which count for nothing: there, warps meet before and after that.
 """
 
 from __future__ import annotations
@@ -306,12 +306,12 @@ def run_rows(
                 if partly:
                     adds = [only_once(block, k, turn, registers) for block in adds]
                 sums = [total + block for total, block in zip(sums, adds, strict=False)]
-                if p.mixes_rows and not simulated:
+                if p.mixes_lanes and not simulated:
                     inline.warpgroup_barrier()
                 for ring, output in zip(rings, result.outputs, strict=False):
                     place = copies.in_ring(ring, slot, block_start(k))
                     registers.save(place, output.astype(dtype), turn)
-                if p.mixes_rows and p.turns > 1 and not simulated:
+                if p.mixes_lanes and p.turns > 1 and not simulated:
                     inline.warpgroup_barrier()
                 for ref, block in zip(shared_sums, adds[len(sums) :], strict=True):
                     registers.save_own(in_shared(ref), registers.load_own(in_shared(ref)) + block)
