@@ -352,9 +352,11 @@ def plan_rows(
     of_width = width if reduces else min(width, part)
     was_measured = tuning is None
     if tuning is None:
-        tuning = tuned.lookup(op, of_width, itemsize) or default_tuning(
-            of_width, column_bytes, held
-        )
+        tuning = tuned.lookup(op, of_width, itemsize)
+        of_another = tuning is None or tuning.width != of_width
+        tuning = tuning or default_tuning(of_width, column_bytes, held)
+    else:
+        of_another = False
     columns = Columns(parts=1, warpgroups=1, groups=0, piece=1)
     whole = width % 64 == 0
     rows_per_block = tuning.rows_per_block
@@ -418,6 +420,8 @@ def plan_rows(
     stages = max(1, min(tuning.stages, room, MAX_BARRIERS // columns.warpgroups))
     shared = stages * block_bytes + extra
     ctas_per_sm = max(1, min(tuning.ctas_per_sm, SHARED_PER_SM // (shared + SHARED_RESERVED)))
+    if cut is Cut.PACKED and of_another:
+        ctas_per_sm = min(ctas_per_sm, _resident_packed(plan.elements_per_lane, held))
     sms = SMS_OF_CLUSTERS[parts] if plan.cluster else SMS
     walkers = max(1, sms * ctas_per_sm // parts)
     run = tuning.run
@@ -532,6 +536,17 @@ def _rows_of_a_multiple(width: int, itemsize: int) -> int:
     """Rows, one or more for each warp, that are a multiple of 16 bytes together."""
     quantum = COPY_BYTES // itemsize
     return max(WARPS, quantum // math.gcd(width, quantum))
+
+
+def _resident_packed(elements_per_lane: int, held: int) -> int:
+    """CTAs that share a multiprocessor, whose registers rows back to back are the first to use up.
+
+    One more would run when all others are done. At 769 columns, the assembler takes 48 (softmax,
+    where 1 is held), 96 (bias + GELU, 2), 139 (with sums of columns, 4) and 211 (LayerNorm's
+    gradient, 7) of a lane's registers.
+    """
+    of_lane = REGISTERS_TO_WORK + elements_per_lane * (held + 1)
+    return max(1, REGISTERS_PER_SM // (LANES * min(of_lane, MOST_REGISTERS + 1)))
 
 
 def _packed_columns(width: int, itemsize: int) -> Columns:

@@ -28,7 +28,8 @@ class Tuning:
 
     Attributes:
       width: the longest row that it is for.
-      rows_per_block: above 1 asks for a row per warp.
+      rows_per_block: above 1 asks for a row per warp; of rows back to back, for so many more as are
+        a multiple of 16 bytes together.
       warpgroups: of a CTA.
       ctas_per_sm: CTAs that share a multiprocessor.
       stages: slots of the ring.
