@@ -315,7 +315,7 @@ class Copies:
             # Copies with a tensor map know the end of any array; in the ring they start at
             # multiples of 128 bytes.
             unit = TENSOR_COPY_BYTES // p.itemsize
-            inside = left // unit * unit
+            inside = left if left % p.quantum == 0 else left // unit * unit
             beyond = -(-(left - inside) // p.quantum) * p.quantum
             if inside:
                 copy(0, inside, plgpu.OOBFillMode.PROMISE_IN_BOUNDS)

@@ -56,11 +56,14 @@ def candidates(launch: Any, rows: int, width: int, dtype: Any, most: int) -> lis
         plan.default_tuning(asked, launch.streams * itemsize, values) for values in (held, 1, 4, 5)
     )
     kept = tuned.lookup(launch.op, asked, itemsize) or default
-    # What a kernel holds is known to its plan only: one of the defaults has that launch.
+    # What a kernel holds is known to its plan only: one of the defaults has that launch, or what
+    # was measured for another width, with as many CTAs as registers allow.
     used = launch.plan(rows, width, dtype)
+    fewer = (dataclasses.replace(kept, ctas_per_sm=n) for n in range(1, kept.ctas_per_sm))
     in_use = next(
-        (t for t in (kept, default, *others) if launch.plan(rows, width, dtype, tuning=t) == used),
-        kept,
+        tuning
+        for tuning in (kept, default, *others, *fewer)
+        if launch.plan(rows, width, dtype, tuning=tuning) == used
     )
     start = kept
     if asked > start.width or asked * 2 <= start.width:

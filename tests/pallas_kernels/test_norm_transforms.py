@@ -171,7 +171,7 @@ def test_lowers_to_one_kernel_each_way(name, width, dtype):
     assert lowered(value_and_gradients(name), *given) == 2
 
 
-@pytest.mark.parametrize("width", [3, 256, 8192])
+@pytest.mark.parametrize("width", [3, 8192])
 def test_lowers_in_x64_mode_with_parameters_of_any_dtype(width):
     dtypes = (F16, BF16, F32)
     with jax.enable_x64(True):

@@ -46,7 +46,6 @@ CASES = [
     ("prenorm_layer_norm", 2560, 1, F32),
     ("residual_rms_norm", 2560, 3, F16),
     ("prenorm_layer_norm", 8192, 3, BF16),
-    ("residual_layer_norm", 32768, 2, BF16),
 ]
 
 
