@@ -18,7 +18,8 @@ from jax.experimental import pallas as pl
 from pallas_kernels import formulas
 from pallas_kernels.arguments import mode_of, placed, present
 from pallas_kernels.batching import over_rows
-from pallas_kernels.exchange import LOG2E, Parts
+from pallas_kernels.exchange import Parts
+from pallas_kernels.inline import LOG2E
 from pallas_kernels.launches import RowOperation
 from pallas_kernels.plan import Plan, plan_rows, unsupported_rows
 from pallas_kernels.row_softmax import exponentials

@@ -26,10 +26,8 @@ from jax.experimental import pallas as pl
 from jax.experimental.pallas import mosaic_gpu as plgpu
 
 from pallas_kernels import inline
+from pallas_kernels.inline import LOG2E
 from pallas_kernels.plan import WARPS, Cut, Plan
-
-LOG2E = 1.4426950408889634
-
 
 # Up to so many, every thread adds up the sums of all warps by itself: 1 to 3 % faster than lanes
 # that exchange theirs, and up to a third slower with more (H200).

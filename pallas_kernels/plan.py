@@ -47,16 +47,24 @@ from __future__ import annotations
 import dataclasses
 import enum
 import math
-from collections.abc import Sequence
 from typing import Any
 
 import jax.numpy as jnp
 
 from pallas_kernels import tuned
+from pallas_kernels.columns import (
+    MAX_WARPGROUPS,
+    WARP,
+    WARPS,
+    Columns,
+    columns_back_to_back,
+    columns_of_cta,
+    piece_of_warp,
+    rows_of_a_multiple,
+    window_of,
+)
 from pallas_kernels.tuned import COPY_BYTES, Tuning
 
-WARP = 32
-WARPS = 4  # of a warpgroup
 LANES = WARP * WARPS
 NARROW = 32  # columns from which on a row is more than a lane should hold
 MOST_COPIED = 256  # elements that a copy with a tensor map takes along one dimension
@@ -74,7 +82,6 @@ SMS = 132
 # clusters, and those have 16 or 18 multiprocessors, or fewer. cudaOccupancyMaxActiveClusters on an
 # H200 says 15 clusters of 8 and 30 of 4; one more of them would start when all others are done.
 SMS_OF_CLUSTERS = {1: SMS, 2: SMS, 4: 120, 8: 120}
-MAX_WARPGROUPS = 8
 MOST_PACKED = 1536  # columns up to which rows back to back are the choice where nobody measured
 MOST_IN_CTA = 32768  # columns, 32 for each thread of the largest CTA
 # Where columns have nothing to do with each other, a wide row is as many narrow ones: parts of
@@ -207,7 +214,7 @@ class Plan:
     @property
     def window(self) -> int:
         """Columns, or places of a window on every row, however late."""
-        return _window(self.width, self.itemsize) if self.shifted else self.width
+        return window_of(self.width, self.itemsize) if self.shifted else self.width
 
     def late(self, row: Any) -> Any:
         """Elements by which a row starts after a multiple of 16 bytes."""
@@ -361,7 +368,7 @@ def plan_rows(
     whole = width % 64 == 0
     rows_per_block = tuning.rows_per_block
     if not whole:
-        least = _rows_of_a_multiple(width, 1 if masks else itemsize)
+        least = rows_of_a_multiple(width, 1 if masks else itemsize)
         rows_per_block = -(-rows_per_block // least) * least
     if width < NARROW:
         cut, rows_per_block = Cut.LANE, LANES
@@ -373,16 +380,16 @@ def plan_rows(
     ):
         cut = Cut.WARP if whole else Cut.PACKED
         if whole:
-            columns = dataclasses.replace(columns, piece=_warp_piece(width, itemsize))
+            columns = dataclasses.replace(columns, piece=piece_of_warp(width, itemsize))
         else:
-            columns = _packed_columns(width, itemsize)
+            columns = columns_back_to_back(width, itemsize)
     else:
         cut, rows_per_block = Cut.CTA, 1
         if reduces:
             cuts = [_cluster(width, column_bytes, tuning)]
         else:
             cuts = list(range(-(-width // (2 * part)), -(-2 * width // part) + 1))
-        columns = _columns(width, cuts, part, tuning.warpgroups, itemsize)
+        columns = columns_of_cta(width, cuts, part, tuning.warpgroups, itemsize)
     parts = columns.parts
     plan = Plan(
         rows=rows,
@@ -444,21 +451,6 @@ def plan_rows(
     )
 
 
-@dataclasses.dataclass(frozen=True)
-class Columns:
-    """How a row is dealt to CTAs (`parts`), warpgroups and warps (`groups` pieces each)."""
-
-    parts: int
-    warpgroups: int
-    groups: int
-    piece: int
-
-    @property
-    def span(self) -> int:
-        """Columns of one warpgroup."""
-        return self.groups * WARPS * self.piece
-
-
 def default_tuning(width: int, bytes_per_column: int, held: int) -> Tuning:
     """A choice for a kernel, width or card that nobody measured, after those that were.
 
@@ -487,57 +479,6 @@ def _cluster(width: int, bytes_per_column: int, tuning: Tuning) -> int:
     return min(MAX_CLUSTER, 1 << (least - 1).bit_length())
 
 
-def _window(width: int, itemsize: int) -> int:
-    """Places of a window on rows of `width` elements, no multiple of 16 bytes, however late."""
-    quantum = COPY_BYTES // itemsize
-    most_late = quantum - math.gcd(width, quantum)
-    return -(-(width + most_late) // quantum) * quantum
-
-
-def _columns(width: int, parts: Sequence[int], part: int, wish: int, itemsize: int) -> Columns:
-    """The least work: long pieces save instructions, short ones padding."""
-    quantum = COPY_BYTES // itemsize
-    window = _window(width, itemsize) if width % quantum else width
-
-    def cost(c: Columns) -> float:
-        work = c.parts * c.warpgroups * c.span * (1 + 0.5 * WARP / c.piece)
-        # The wish is for a whole row, or for a part of about `part` columns.
-        length = width / c.parts / part if len(parts) > 1 else 1.0
-        wished = max(1.0, wish * length)
-        deviation = max(c.warpgroups / wished, wished / c.warpgroups) - 1
-        # Short copies cost more than long ones: 2560 columns take 128.8 µs in parts of 512 and
-        # 101.0 in parts of 1280 (bias_gelu_backward, bfloat16, 2^26 elements, H200).
-        uneven = 0.1 * (length - 1) if length > 1 else 0.3 * (1 / length - 1)
-        ragged = 0.05 * (c.parts * c.warpgroups * c.span != width)
-        return work * (1 + 0.25 * deviation + uneven + ragged)
-
-    def can_end(c: Columns) -> bool:
-        """Whether one warpgroup has all that is in the window of some rows, and not of others."""
-        end = width // quantum * quantum
-        return end % c.span + window - end <= c.span
-
-    candidates = (
-        Columns(cut, warpgroups, -(-window // (cut * warpgroups * WARPS * piece)), piece)
-        for cut in parts
-        for warpgroups in range(1, MAX_WARPGROUPS + 1)
-        for piece in (32, 64, 128, 256)
-        if 4 * WARP <= piece * itemsize <= COPY_BYTES * WARP
-    )
-    return min(filter(can_end, candidates), key=cost)
-
-
-def _warp_piece(width: int, itemsize: int) -> int:
-    """The longest piece of which a row holds at least two: layouts have no axis of one."""
-    longest = WARP * 16 // itemsize
-    return next(c for c in (256, 128, 64, 32) if c <= longest and width % c == 0 and width > c)
-
-
-def _rows_of_a_multiple(width: int, itemsize: int) -> int:
-    """Rows, one or more for each warp, that are a multiple of 16 bytes together."""
-    quantum = COPY_BYTES // itemsize
-    return max(WARPS, quantum // math.gcd(width, quantum))
-
-
 def _resident_packed(elements_per_lane: int, held: int) -> int:
     """CTAs that share a multiprocessor, whose registers rows back to back are the first to use up.
 
@@ -547,22 +488,3 @@ def _resident_packed(elements_per_lane: int, held: int) -> int:
     """
     of_lane = REGISTERS_TO_WORK + elements_per_lane * (held + 1)
     return max(1, REGISTERS_PER_SM // (LANES * min(of_lane, MOST_REGISTERS + 1)))
-
-
-def _packed_columns(width: int, itemsize: int) -> Columns:
-    """The least work on rows back to back: long vectors save instructions, short ones padding."""
-
-    def groups(vector: int) -> int:
-        most_late = vector - math.gcd(width, vector)
-        # At least two: layouts have no axis of one.
-        return max(2, -(-(width + most_late) // (WARP * vector)))
-
-    vectors = [
-        vector
-        for vector in (1, 2, 4, 8)
-        # All rows of a warp, which are four apart, are then equally late.
-        if vector * itemsize <= COPY_BYTES and WARPS * width % vector == 0
-    ]
-    # Of some 12 instructions for an element, 3 load and store a vector.
-    best = min(vectors, key=lambda vector: groups(vector) * vector * (9 + 3 / vector))
-    return Columns(parts=1, warpgroups=1, groups=groups(best), piece=WARP * best)
