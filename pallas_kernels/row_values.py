@@ -185,9 +185,9 @@ class RowValues:
 
     def _simulate_stores(self, ref: Any, row: jax.Array, value: jax.Array, inside: Any) -> None:
         def store(lane: Any, nothing: Any) -> None:
-            pl.when(inside[lane])(lambda: ref.__setitem__(row[lane], value[lane]))
+            ref[row[lane]] = value[lane]
 
-        lax.fori_loop(jnp.int32(0), jnp.int32(LANES), store, None)
+        lax.fori_loop(jnp.int32(0), jnp.sum(inside, dtype=jnp.int32), store, None)
 
     def _leave_results(self) -> None:
         for number, value in enumerate(self._of_cta()):

@@ -19,7 +19,7 @@ pytestmark = pytest.mark.thorough
 LAUNCHES = catalogue.launches()
 CASES = [
     *((op, 8192) for op in LAUNCHES),
-    *((op, (256, 1024)[number % 2]) for number, op in enumerate(LAUNCHES)),
+    *((op, (256, 1024)[number % 4 // 2]) for number, op in enumerate(LAUNCHES) if number % 2),
     *((op, 4096) for op in ("residual_layer_norm", "softmax", "layer_norm_backward")),
     *((op, 16384) for op in ("residual_layer_norm", "softmax", "rms_norm_backward")),
     *((op, 65536) for op in ("prenorm_rms_norm", "softmax", "layer_norm_backward")),
@@ -55,7 +55,7 @@ def force(wish, op, monkeypatch):
     monkeypatch.setitem(LAUNCHES, op, forced)
 
 
-# The fastest plan for this width spills: without, 154.7 µs instead of 119.8 (BUILD_NOTES.md).
+# The fastest plan for this width spills: without, 152.0 µs instead of 135.4 (BUILD_NOTES.md).
 KNOWN_SPILLS = {("rms_norm_backward", 131072): 160}
 
 

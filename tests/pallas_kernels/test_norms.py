@@ -45,6 +45,7 @@ CASES = [
     ("residual_rms_norm", 1024, 9, BF16),
     ("prenorm_layer_norm", 2560, 1, F32),
     ("residual_rms_norm", 2560, 3, F16),
+    ("residual_layer_norm", 32768, 2, BF16),
     ("prenorm_layer_norm", 8192, 3, BF16),
 ]
 
