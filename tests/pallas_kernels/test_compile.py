@@ -20,8 +20,8 @@ LAUNCHES = catalogue.launches()
 CASES = [
     *((op, 8192) for op in LAUNCHES),
     *((op, (256, 1024)[number % 4 // 2]) for number, op in enumerate(LAUNCHES) if number % 2),
-    *((op, 4096) for op in ("residual_layer_norm", "softmax", "layer_norm_backward")),
-    *((op, 16384) for op in ("residual_layer_norm", "softmax", "rms_norm_backward")),
+    *((op, 4096) for op in ("softmax", "layer_norm_backward")),
+    *((op, 16384) for op in ("residual_layer_norm", "rms_norm_backward")),
     *((op, 65536) for op in ("prenorm_rms_norm", "softmax", "layer_norm_backward")),
     *((op, 131072) for op in ("residual_layer_norm", "cross_entropy", "rms_norm_backward")),
     *((op, 769) for op in ("residual_layer_norm", "softmax_backward")),
